@@ -2,20 +2,22 @@
 
 Every call is one round of the log: each rank contributes its tensor and waits for all others, and all get the same
 bits. One prefix is one run: a restarted process that repeats its calls reads the results of the first time, and a
-rank's first contribution to a call remains valid even if that call timed out.
+rank's first contribution to a call remains valid even if that call timed out. The import and the constructor need no
+torch and send no request, so that a launcher can name the place where its replicas meet.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from skerry.runtime import contract
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.quorum import Grace
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
-from skerry.runtime.training.open_session import SessionOptions, join_run
 from skerry.runtime.training.work_counter import Trained
 
 if TYPE_CHECKING:
@@ -23,42 +25,54 @@ if TYPE_CHECKING:
 
     import torch
 
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.training.open_session import Session
+
 
 class ObjectStoreAllReduce:
     """Averages over `world_size` ranks that share only `uri`.
 
-    uri: a prefix for this job alone. round_id: identifies one exchange by name instead of by the order of the calls
-    (the prefix is then uri/round_id). timeout_s: how long to wait for the other ranks; poll_interval_s: how often to
-    read heartbeats while waiting. Raises Invalid if rank is not in [0, world_size).
+    uri: a prefix for this job alone, or a folder's path. rank, world_size: None takes those of the replica that this
+    process is (SKERRY_INDEX, SKERRY_REPLICAS) at the first use. timeout_s: how long to wait for the other ranks;
+    poll_interval_s: how often to read heartbeats while waiting. Raises Invalid if rank is not in [0, world_size).
+    round_id: the number of the first exchange, 0 if None. The attribute is the number of the next exchange: a process
+    that saves it with its own state and passes it after a restart continues there, instead of repeating its calls.
     """
 
     def __init__(
         self,
         uri: str,
-        rank: int,
-        world_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
         *,
-        round_id: str | None = None,
+        round_id: int | None = None,
         timeout_s: float = 1800.0,
         poll_interval_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise Invalid(f"rank out of range: rank={rank} world_size={world_size}")
-        # The quorum is the whole world, so the grace window has no effect.
-        options = SessionOptions(
-            min_replicas=world_size,
-            deadline_s=timeout_s,
-            heartbeat_s=poll_interval_s,
-            grace=Grace(floor_s=0.0, cap_s=0.0),
-        )
-        prefix = uri if round_id is None else f"{uri.rstrip('/')}/{round_id}"
-        self._session = join_run(prefix, f"rank-{rank}", options, clock or SystemClock())
+        self.uri = uri if "://" in uri else Path(uri).absolute().as_uri()
+        self.timeout_s = timeout_s
+        self.round_id = round_id or 0
+        if self.round_id < 0:
+            raise Invalid(f"the first exchange cannot have a negative number: round_id={round_id}")
+        self._poll_interval_s = poll_interval_s
+        self._clock = clock or SystemClock()
+        self._rank, self._world_size = rank, world_size
+        if rank is not None and world_size is not None:
+            _check_rank(rank, world_size)
+        self._session: Session | None = None
         self._previous = GENESIS
         self._work = 0.0
-        self._round = 0
-        self._session.presence.start()
-        self._session.presence.enter("train", round_number=0)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0. Raises Invalid if it was not given and this process is no replica."""
+        return self._replica().index if self._rank is None else self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks. Raises Invalid if it was not given and this process is no replica."""
+        return self._replica().replicas if self._world_size is None else self._world_size
 
     def allreduce(self, tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
         """Replaces the tensor's values by their average over all ranks, in the same bits on each, and returns it.
@@ -67,26 +81,78 @@ class ObjectStoreAllReduce:
         contributes another shape, dtype or name; Undecided at once if this rank's values are not finite; Corrupt for
         damage.
         """
+        from skerry.runtime.tensors.contribution_tensors import TensorBatch  # noqa: PLC0415  loads torch
+
         batch = TensorBatch()
         batch.add(tensor, "avg", name=name)
-        exchange_id = ExchangeId(self._round, 0, self._previous)
-        average = self._session.averager.run(exchange_id, batch, trained=Trained())
-        closed = self._session.exchange.close(exchange_id, [average.decision], work=self._work + average.work)
-        self._previous, self._work = closed.digest, closed.record.work
-        self._round += 1
-        self._session.presence.enter("train", round_number=self._round)
+        self.exchange(batch)
         return tensor
+
+    def exchange(self, batch: TensorBatch) -> None:
+        """Reduces all tensors of the batch in one exchange, in place. Raises what `allreduce` raises."""
+        session = self._joined()
+        exchange_id = ExchangeId(self.round_id, 0, self._previous)
+        average = session.averager.run(exchange_id, batch, trained=Trained())
+        closed = session.exchange.close(exchange_id, [average.decision], work=self._work + average.work)
+        self._previous, self._work = closed.digest, closed.record.work
+        self.round_id += 1
+        session.presence.enter("train", round_number=self.round_id)
 
     def close(self, *, failed: bool = False) -> None:
         """Ends this rank's part; results stay readable. failed: the rank may restart, so the others wait for it."""
-        self._session.stop.set()
-        self._session.presence.stop("left" if failed else "finished")
-        self._session.averager.close()
+        if self._session is not None:
+            self._session.stop.set()
+            self._session.presence.stop("left" if failed else "finished")
+            self._session.averager.close()
 
     def __enter__(self) -> Self:
+        """Takes this rank's place, so that the others see its heartbeat before its first exchange."""
+        self._joined()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failed=error is not None)
+
+    def _joined(self) -> Session:
+        if self._session is None:
+            self._session = self._join()
+        return self._session
+
+    def _join(self) -> Session:
+        from skerry.runtime.training.open_session import SessionOptions, join_run  # noqa: PLC0415  loads torch
+
+        rank, world_size = self.rank, self.world_size
+        _check_rank(rank, world_size)
+        # The quorum is the whole world, so the grace window has no effect.
+        options = SessionOptions(
+            min_replicas=world_size,
+            deadline_s=self.timeout_s,
+            heartbeat_s=self._poll_interval_s,
+            grace=Grace(floor_s=0.0, cap_s=0.0),
+        )
+        session = join_run(self.uri, self._slot(rank), options, self._clock)
+        # Without the commit of the exchange before, the count begins here.
+        if self.round_id and (last := session.log.read_commit(self.round_id - 1)) is not None:
+            self._previous, self._work = last.digest, last.record.work
+        session.presence.start()
+        session.presence.enter("train", round_number=self.round_id)
+        return session
+
+    def _slot(self, rank: int) -> str:
+        """The slot that a launcher gave this rank in this very run, which its rights and records are made for."""
+        if os.environ.get(contract.RUN_URI) == self.uri.rstrip("/"):
+            return self._replica().slot
+        return f"rank-{rank}"
+
+    def _replica(self) -> contract.Contract:
+        try:
+            return contract.read(os.environ)
+        except Invalid as error:
+            raise Invalid(f"rank and world_size of {self.uri} are not known; pass them: {error}") from error
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise Invalid(f"rank out of range: rank={rank} world_size={world_size}")

@@ -133,7 +133,7 @@ def test_section_without_fields_is_the_default_section(tmp_path: Path) -> None:
         ("/mnt/store", "must be a URI; for a folder write file:///mnt/store"),
         ("runs", "must be a URI; for a folder write file://runs"),
         ("S3://bucket/x", "must begin in lower case; write s3://bucket/x"),
-        ("s4://bucket", "must begin with s3://, gs://, az:// or file://; there is no store for s4://"),
+        ("s4://bucket", "must begin with s3://, gs://, az://, hf:// or file://; there is no store for s4://"),
         ("s3://", "must name a bucket; write s3://bucket/prefix"),
         ("file:///", "must name a folder; write file:///folder, or file://folder beside the spec"),
         ("file://~/x", "must not begin with ~, which is not expanded; write file:///home/you/x"),

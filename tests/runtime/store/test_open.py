@@ -95,6 +95,7 @@ def test_clock_of_a_memory_store_sets_the_modification_times() -> None:
         ("s3://bucket/a//b", r"cannot use the prefix"),
         ("gs://bucket/../b", r"cannot use the prefix"),
         ("az://bucket/a b", r"cannot use the prefix"),
+        ("hf://acme", r"names no bucket; write hf://acme/bucket/prefix"),
         ("s3://key:hunter2@bucket/run", r"put credentials into the environment"),
         ("s3://bucket/run?region=x", r"contains '\?'"),
         ("fsspec+file:///tmp/run", r"names no bucket"),
@@ -113,6 +114,12 @@ def test_missing_cloud_environment_is_invalid(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name)
     with pytest.raises(Invalid, match=r"cannot open az://container: .*Account"):
         open_store("az://container/runs")
+
+
+def test_bucket_of_hugging_face_needs_keys_of_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(Invalid, match="hf://acme/models needs keys of its S3 gateway"):
+        open_store("hf://acme/models/runs")
 
 
 # The probe.

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 FILE: Final = "file://"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _ROUND: Final = re.compile(r"(.+)@(\d{1,8})", re.ASCII)
-_SCHEMES: Final = ("file", "s3", "gs", "az")
+_SCHEMES: Final = ("file", "s3", "gs", "az", "hf")
 
 
 def as_store(text: str) -> str:
@@ -27,7 +27,7 @@ def as_store(text: str) -> str:
     if scheme == "memory":
         raise ValueError("must be a store that other processes can open; memory:// is gone with the process")
     if scheme not in _SCHEMES and not scheme.startswith("fsspec+"):
-        raise ValueError(f"must begin with s3://, gs://, az:// or file://; there is no store for {scheme}://")
+        raise ValueError(f"must begin with s3://, gs://, az://, hf:// or file://; there is no store for {scheme}://")
     if scheme == "file":
         _check_folder(rest)
     elif not rest.strip("/"):

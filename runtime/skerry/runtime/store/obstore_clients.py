@@ -6,6 +6,7 @@ gs   CLOUDSDK_AUTH_ACCESS_TOKEN; GOOGLE_APPLICATION_CREDENTIALS and gcloud's log
      otherwise these and the metadata server by obstore itself; CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE, or
      STORAGE_EMULATOR_HOST, which receives no login but a token of the metadata server GCE_METADATA_HOST if that is set
 az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STORAGE_CONNECTION_STRING
+hf   AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, made for the S3 gateway of Hugging Face's buckets; HF_S3_ENDPOINT
 
 SKERRY_AWS_ROLE and SKERRY_GOOGLE_AUDIENCE, set for a job in another cloud than its bucket, have precedence over all of
 these (`aws_from_google`, `google_from_aws`).
@@ -64,6 +65,9 @@ NO_RETRY: Final[RetryConfig] = {"max_retries": 0}
 # botocore returns keys of a role that are valid for at least ten minutes; its adapter caches them for half an hour.
 BOTOCORE_VALIDITY: Final = timedelta(minutes=10)
 
+# The S3 gateway of Hugging Face's buckets: one endpoint for each namespace, buckets in the path.
+_HF_ENDPOINT: Final = "https://s3.hf.co"
+
 _FIXED_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
 
 
@@ -88,7 +92,8 @@ def open_cloud_store(
 ) -> ObjectStore:
     """The store at `scheme://bucket/prefix`; prefix is empty or ends in `/`. Raises Invalid if it cannot hold a run.
 
-    environment: read for the variables above; obstore and google-auth also read the process's own.
+    In hf://, `bucket` is the namespace and the prefix begins with the bucket. environment: read for the variables
+    above; obstore and google-auth also read the process's own.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -99,8 +104,12 @@ def open_cloud_store(
                 connector = _gcs(bucket, environment, stall_s, bulk_s)
             case "az":
                 connector = _azure(bucket, environment, stall_s, bulk_s)
+            case "hf":
+                namespace, (bucket_name, _, prefix) = bucket, prefix.partition("/")
+                bucket = f"{namespace}/{bucket_name}"
+                connector = _hf(namespace, bucket_name, environment, stall_s, bulk_s)
             case _:
-                raise Invalid(f"unknown cloud scheme {scheme}://; use s3, gs or az")
+                raise Invalid(f"unknown cloud scheme {scheme}://; use s3, gs, az or hf")
         uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         profile = replace(LOOPBACK if _is_loopback(connector.endpoint) else REMOTE, rewrite=connector.rewrite)
         return ObjectStore(uri, connector.connect, prefix, profile, renews=connector.renews)
@@ -133,6 +142,18 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
         return Clients(quick=quick, bulk=bulk)
 
     return _Connector(endpoint=endpoint, connect=connect, renews=not is_fixed)
+
+
+def _hf(namespace: str, bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Connector:
+    if not bucket:
+        raise Invalid(f"hf://{namespace} names no bucket; write hf://{namespace}/bucket/prefix")
+    if not any(environment.get(name) for name in _FIXED_KEYS):
+        raise Invalid(
+            f"hf://{namespace}/{bucket} needs keys of its S3 gateway: create them on huggingface.co, and set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    endpoint = f"{environment.get('HF_S3_ENDPOINT') or _HF_ENDPOINT}/{namespace}"
+    return _s3(bucket, {**environment, "AWS_ENDPOINT_URL_S3": endpoint, "AWS_REGION": "us-east-1"}, stall_s, bulk_s)
 
 
 def _s3_config(bucket: str, environment: Mapping[str, str], endpoint: str) -> S3Config:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from skerry.runtime.store.interface import Store
 
-URI_FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder, memory://name or fsspec+s3://bucket/prefix"
+URI_FORMS = (
+    "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://namespace/bucket/prefix, file:///folder, "
+    "memory://name or fsspec+s3://bucket/prefix"
+)
 
 
 def open_store(
@@ -70,7 +73,7 @@ def _open_plain(uri: str, clock: Clock, environment: Mapping[str, str] | None) -
             from skerry.runtime.store.memory import open_memory_store  # noqa: PLC0415  only when it is used
 
             return open_memory_store(parts.netloc + parts.path, clock)
-        case "s3" | "gs" | "az":
+        case "s3" | "gs" | "az" | "hf":
             from skerry.runtime.store.obstore_clients import open_cloud_store  # noqa: PLC0415  loads obstore
 
             return open_cloud_store(parts.scheme, *_bucket_and_prefix(uri, parts), environment=environment)
