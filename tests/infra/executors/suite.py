@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
@@ -144,6 +145,8 @@ class ExecutorSuite:
             executor.collect(handles[:1], LONG)
             with pytest.raises(TimeoutError, match=r"still running after 0:00:00: replica-1$"):
                 executor.collect(handles, timedelta())
+            with pytest.raises(TimeoutError, match=r"still running after 0:00:00"):
+                executor.collect(handles, 0)
 
     def test_replica_gets_the_contract_and_the_added_variables(self, stage: Stage) -> None:
         with stage.executor(variables={"HF_HOME": "/data"}) as executor:
@@ -152,6 +155,15 @@ class ExecutorSuite:
             expected = contract.Contract(run_uri=stage.run, slot="replica-1", index=1, replicas=2)
             assert contract.read(variables) == expected
             assert variables["HF_HOME"] == "/data"
+
+    def test_options_and_the_named_variable_reach_each_replica(self, stage: Stage) -> None:
+        with stage.executor() as executor:
+            command = shlex.join(["python", *stage.command])
+            handles = executor.launch_replicas(2, command, {"rank_env": "REPLICA_RANK"})
+            assert [stage.variables_of(handle)["REPLICA_RANK"] for handle in handles] == ["0", "1"]
+            assert [handle.rank for handle in handles] == [0, 1]
+            assert handles[0].backend
+            assert handles[0].metadata == {"slot": "replica-0", "attempt": 0, "job": handles[0].job}
 
     def test_logs_return_the_lines_written_so_far(self, stage: Stage) -> None:
         with stage.executor() as executor:

@@ -1,4 +1,4 @@
-"""LocalExecutor with real processes."""
+"""LocalProcessExecutor with real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.infra.runs import processes_with
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
-from skerry.infra.executors import Ending, LocalExecutor, ReplicaHandle
+from skerry.infra.executors import Ending, LocalProcessExecutor, ReplicaHandle
 from skerry.infra.local.process_starts import ProcessStarts
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import model
@@ -34,8 +34,8 @@ class LocalStage(PipedStage):
         super().__init__(folder)
         self._monkeypatch = monkeypatch
 
-    def executor(self, **options: Any) -> LocalExecutor:
-        return LocalExecutor(**self.options(options))
+    def executor(self, **options: Any) -> LocalProcessExecutor:
+        return LocalProcessExecutor(**self.options(options))
 
     def live(self) -> int:
         return len(processes_with(f"SKERRY_RUN={self.run}"))
@@ -114,9 +114,9 @@ LAUNCHER = """\
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from skerry.infra.executors import LocalExecutor, Outer
+from skerry.infra.executors import LocalProcessExecutor, Outer
 
-executor = LocalExecutor(run=sys.argv[1], outer=Outer(rounds=3, sync_every=2), work=Path(sys.argv[2]))
+executor = LocalProcessExecutor(run=sys.argv[1], outer=Outer(rounds=3, sync_every=2), work=Path(sys.argv[2]))
 (handle,) = executor.launch_replicas(1, "python", ["-S", "-c", sys.argv[3], sys.argv[4]])
 print(json.dumps(asdict(handle)), flush=True)
 sys.stdin.read()

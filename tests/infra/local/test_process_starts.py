@@ -1,4 +1,4 @@
-"""Starts of real, tiny processes. What LocalExecutor promises on top of them is in tests/infra/executors."""
+"""Starts of real, tiny processes. What LocalProcessExecutor promises on top of them is in tests/infra/executors."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ exist. A handle is enough to find its start again. Importing this package calls 
 """
 
 from skerry.infra.executors.aws_batch import BatchExecutor
-from skerry.infra.executors.local import DockerExecutor, LocalExecutor
+from skerry.infra.executors.local import DockerExecutor, LocalProcessExecutor
 from skerry.infra.executors.sagemaker import SageMakerExecutor
 from skerry.infra.executors.vertex import VertexExecutor
 from skerry.infra.run.executor import Ending, ReplicaHandle, ServerlessExecutor
@@ -16,7 +16,7 @@ __all__ = [
     "DockerExecutor",
     "Ending",
     "Faults",
-    "LocalExecutor",
+    "LocalProcessExecutor",
     "Outer",
     "ReplicaHandle",
     "SageMakerExecutor",

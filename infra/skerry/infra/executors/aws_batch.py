@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.executors.bucket_region import region_of_store
@@ -45,6 +45,8 @@ class BatchExecutor(CloudExecutor):
     of it, at most 2048. attempts: how often Batch starts a job in all; one handle covers all attempts.
     """
 
+    SDK: ClassVar[tuple[str, str] | None] = ("boto3", "aws")
+
     region: str
     queue: str
     job_role: str
@@ -79,8 +81,7 @@ class BatchExecutor(CloudExecutor):
         arn = JobDefinitions(self._aws).create(desired)["arn"]
 
         def job(replica: ReplicaSlot) -> Job:
-            environment = {contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
-            return self._job(replica.slot, f"{context.stem}-{replica.slot}", arn, environment)
+            return self._job(replica.slot, f"{context.stem}-{replica.slot}", arn, self.own_variables(replica))
 
         return JobCreator(handler=Jobs(self._aws), resource=job, output="id", run=self.run)
 

@@ -20,7 +20,7 @@ from skerry.infra.local.options import LocalTarget
 from skerry.infra.provision.graph import as_json, generation_name
 from skerry.infra.provision.handler import Desired, StateRecord
 from skerry.infra.provision.target import RunContext
-from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code
+from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code, seconds_of
 from skerry.infra.spec import store_uri
 from skerry.runtime import contract
 from skerry.runtime.clock import Backoff, wait_until
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler
+    from skerry.infra.run.executor import EntrypointArguments
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.runtime.log.records import Place
 
@@ -73,15 +74,17 @@ class CloudExecutor(RunOptions):
     _launched: set[ReplicaHandle] = field(default_factory=set[ReplicaHandle], init=False, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """See RunOptions. Raises Invalid for a store that jobs cannot reach."""
-        super().__post_init__()
+    def _set_run(self, uri: str) -> None:
+        super()._set_run(uri)
         if self.run.startswith(store_uri.FILE):
             raise Invalid(f"jobs in a cloud cannot reach a folder of this machine: {self.run}; write s3:// or gs://")
 
-    def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
+    def launch_replicas(
+        self, n_replicas: int, entrypoint: str, entrypoint_args: EntrypointArguments = ()
+    ) -> list[ReplicaHandle]:
         """See ServerlessExecutor."""
-        spec = self.spec_for(n_replicas, (entrypoint, *entrypoint_args), LocalTarget(kind="local"))
+        command = self.read_entrypoint(entrypoint, entrypoint_args).command
+        spec = self.spec_for(n_replicas, command, LocalTarget(kind="local"))
         store_variables = self._store_variables()
         code = self.prepare(spec, {**self.environment, **store_variables}, pack_code=True).code
         context = RunContext(
@@ -106,7 +109,8 @@ class CloudExecutor(RunOptions):
                 job = creator.create(replica, attempt)
             except SkerryError as error:
                 return error
-            handle = ReplicaHandle(slot=replica.slot, index=replica.index, attempt=attempt, job=job)
+            slot, index = replica.slot, replica.index
+            handle = ReplicaHandle(slot=slot, index=index, attempt=attempt, job=job, backend=self.backend)
             with self._guard:  # at once, so that `close` finds it if this launch is interrupted
                 self._launched.add(handle)
             return handle
@@ -121,8 +125,9 @@ class CloudExecutor(RunOptions):
         """See ServerlessExecutor. Raises Invalid if the cloud has no record of it, or no longer."""
         return self._endings([handle])[0]
 
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta | float) -> list[Ending]:
         """See ServerlessExecutor. Repeats polls that fail because the cloud cannot be reached."""
+        timeout = timedelta(seconds=seconds_of(timeout))
         endings: dict[ReplicaHandle, Ending] = {}
         unreachable: Retryable | None = None
 

@@ -1,4 +1,4 @@
-"""Executors of this machine: replicas as processes (`LocalExecutor`) or as containers (`DockerExecutor`).
+"""Executors of this machine: replicas as processes (`LocalProcessExecutor`) or as containers (`DockerExecutor`).
 
 Replicas end with the process that launched them, however it dies. Any other process of this machine can follow them by
 their handles: the launcher writes how each start ended to a file next to its log file.
@@ -12,7 +12,8 @@ import os
 import signal
 import threading
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
@@ -22,19 +23,20 @@ from skerry.infra.local.docker_engine import Engine, EngineFailed
 from skerry.infra.local.leash import children
 from skerry.infra.local.options import DockerTarget, LocalTarget
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
+from skerry.infra.local.replica_inputs import ReplicaInputs
 from skerry.infra.local.workspace import Workspace, boot_id, process_start
-from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code
+from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code, seconds_of
 from skerry.infra.spec.model import WORK_FOLDER
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import timedelta
+    from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.executors.options import PreparedRun
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.workspace import Process
+    from skerry.infra.run.executor import EntrypointArguments
     from skerry.infra.spec.target_kinds import TargetOptions
 
 # Polls of replicas that another process launched; a poll reads a few files.
@@ -59,16 +61,23 @@ class MachineExecutor(RunOptions):
         default_factory=dict[ReplicaHandle, "AnyStarts"], init=False, repr=False
     )
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
-    _workspace: Workspace = field(init=False, repr=False)
+    _open_workspace: Workspace | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        """See RunOptions."""
-        super().__post_init__()
-        self._workspace = Workspace(self.work.absolute() / self.name)
+    def _set_run(self, uri: str) -> None:
+        super()._set_run(uri)
+        self._open_workspace = Workspace(self.work.absolute() / self.name)
 
-    def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
+    @property
+    def _workspace(self) -> Workspace:
+        if self._open_workspace is None:
+            raise Invalid(f"no run yet: write {type(self).__name__}(run=...), or launch replicas first")
+        return self._open_workspace
+
+    def launch_replicas(
+        self, n_replicas: int, entrypoint: str, entrypoint_args: EntrypointArguments = ()
+    ) -> list[ReplicaHandle]:
         """See ServerlessExecutor. Also raises Conflict while another process of this machine runs its replicas."""
-        command = (entrypoint, *entrypoint_args)
+        command = self.read_entrypoint(entrypoint, entrypoint_args).command
         spec = self.spec_for(n_replicas, command, self._target())
         with self._guard:
             if running := [handle.slot for handle in self._launched if self.poll(handle) is None]:
@@ -80,7 +89,8 @@ class MachineExecutor(RunOptions):
                 self._record_lost_starts()
                 starts = self._open_starts(self.prepare(spec, self.environment, pack_code=self.PACKS_CODE))
                 self._open.callback(starts.close)
-                handles = starts.launch(n_replicas, command)
+                launched = starts.launch(n_replicas, command)
+                handles = [replace(handle, backend=self.backend) for handle in launched]
             except BaseException:
                 self._open.close()
                 raise
@@ -103,8 +113,9 @@ class MachineExecutor(RunOptions):
                 return None
             return self._recorded_ending(handle) or Ending(signal=signal.SIGKILL, why=_LAUNCHER_DIED)
 
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta | float) -> list[Ending]:
         """See ServerlessExecutor."""
+        timeout = timedelta(seconds=seconds_of(timeout))
         all_starts = {self._launched.get(handle) for handle in handles}
         if len(all_starts) == 1 and (starts := all_starts.pop()) is not None:
             endings = starts.wait(handles, timeout)
@@ -160,6 +171,13 @@ class MachineExecutor(RunOptions):
             wait_until(self.clock, all_ended, self.clock.now() + timeout.total_seconds(), _POLLS)
         return endings
 
+    def _inputs(self, prepared: PreparedRun) -> Mapping[str, ReplicaInputs]:
+        """The variables that a replica does not have in common with the others, by slot."""
+        return {
+            replica.slot: ReplicaInputs(variables=self.own_variables(replica))
+            for replica in prepared.spec.replica_slots
+        }
+
     def _on_end(self, handle: ReplicaHandle, ending: Ending) -> None:
         _write_ending(self._workspace.log_file(handle.slot, handle.attempt), handle.job, ending)
 
@@ -203,7 +221,7 @@ def _write_ending(log_file: Path, job: str | None, ending: Ending) -> None:
 
 
 @dataclass(kw_only=True)
-class LocalExecutor(MachineExecutor):
+class LocalProcessExecutor(MachineExecutor):
     """Runs replicas as processes in the folder `code`, or in the current folder without it."""
 
     PACKS_CODE: ClassVar[bool] = False
@@ -217,6 +235,7 @@ class LocalExecutor(MachineExecutor):
             replicas=prepared.spec.replica_slots,
             folder=(self.code or Path()).absolute(),
             environment={**self.environment, **self.variables},
+            inputs=self._inputs(prepared),
         )
         return ProcessStarts(options, self._workspace, self._on_end)
 
@@ -252,10 +271,16 @@ class DockerExecutor(MachineExecutor):
     """
 
     PACKS_CODE: ClassVar[bool] = True
+    SDK: ClassVar[tuple[str, str] | None] = ("docker", "docker")
 
     image: str
     network: Literal["bridge", "host"] = "bridge"
     gpus: bool = False
+
+    @property
+    def backend(self) -> str:
+        """See RunOptions."""
+        return "docker"
 
     def _target(self) -> TargetOptions:
         return DockerTarget(kind="docker", threads=self.threads, network=self.network, gpus=self.gpus)
@@ -269,6 +294,7 @@ class DockerExecutor(MachineExecutor):
             code=prepared.code,
             environment=self.environment,
             variables=self.variables,
+            inputs=self._inputs(prepared),
         )
         return ContainerStarts(options, self._workspace, self._on_end, engine_for(self.image))
 

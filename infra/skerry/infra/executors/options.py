@@ -5,23 +5,26 @@ A run that an executor began is the same run that a spec with these values begin
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from urllib.parse import unquote
 
 from pydantic import ValidationError
 
 from skerry.infra.errors import Place, SpecInvalid
+from skerry.infra.executors.entrypoint import RENDEZVOUS, read_entrypoint
 from skerry.infra.run import code_archive
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import consistency, store_uri
 from skerry.infra.spec.model import Code, Faults, Outer, Replicas, Spec, SpecFile
 from skerry.infra.spec.yaml_document import Document
+from skerry.runtime import contract
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
@@ -30,6 +33,9 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.executors.entrypoint import Entrypoint
+    from skerry.infra.run.executor import EntrypointArguments
+    from skerry.infra.spec.model import ReplicaSlot
     from skerry.infra.spec.target_kinds import TargetOptions
 
 # Slots are part of names in every cloud: SageMaker's are the shortest, 63 characters in all.
@@ -56,14 +62,18 @@ class RunOptions(ABC):
     """Options of every executor.
 
     run: the run's prefix in a store, s3://bucket/runs/tiny; its last part is the run's name. A relative file:// path
-    starts in the current folder. outer, faults: as in a spec, fixed by the first launch. code: the folder that replicas
+    starts in the current folder. Without it, the run is the `rendezvous` among the arguments of the first launch.
+    outer, faults: as in a spec, fixed by the first launch. code: the folder that replicas
     run in, packed and uploaded if they are not on this machine; None uses what is there (see each executor).
     slots: the prefix of the replicas' slots: replica-0, ... variables: environment variables added to every replica's.
     environment: where credentials and endpoints are looked up.
     """
 
-    run: str
-    outer: Outer
+    SDK: ClassVar[tuple[str, str] | None] = None
+    """The module that the executor needs, and the extra of skerry that installs it."""
+
+    run: str = ""
+    outer: Outer = field(default_factory=lambda: Outer(rounds=None))
     faults: Faults = field(default_factory=Faults)
     code: Path | None = None
     slots: str = "replica"
@@ -71,17 +81,46 @@ class RunOptions(ABC):
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
+    _rank_variable: str | None = field(default=None, init=False, repr=False)
+
     def __post_init__(self) -> None:
-        """Raises Invalid for an impossible name of a run or slot."""
-        store, _, name = self.run.rstrip("/").rpartition("/")
-        if not store or store.endswith("/"):
-            raise Invalid(f"not a run: {self.run!r}; write a prefix of a store, s3://bucket/runs/{name or 'tiny'}")
+        """Raises Invalid for an impossible name of a run or slot, and without the SDK."""
+        if self.SDK is not None and not _is_installed(self.SDK[0]):
+            raise Invalid(f"{type(self).__name__} needs {self.SDK[0]}: pip install 'skerry[{self.SDK[1]}]'")
         if not _SLOTS.fullmatch(self.slots):
             raise Invalid(f"not a name for slots: {self.slots!r}; write up to 16 of a-z, 0-9 and -")
+        if self.run:
+            self._set_run(self.run)
+
+    def _set_run(self, uri: str) -> None:
+        """Use this run. Raises Invalid for one that the replicas cannot use."""
+        store, _, name = uri.rstrip("/").rpartition("/")
+        if not store or store.endswith("/"):
+            raise Invalid(f"not a run: {uri!r}; write a prefix of a store, s3://bucket/runs/{name or 'tiny'}")
         try:
             self.run = store_uri.run_uri(Path.cwd(), store_uri.as_store(store), name)
         except ValueError as error:
-            raise Invalid(f"not a run: {self.run!r}: the store {error}") from error
+            raise Invalid(f"not a run: {uri!r}: the store {error}") from error
+
+    def read_entrypoint(self, entrypoint: str, arguments: EntrypointArguments) -> Entrypoint:
+        """The command of a launch; the run and the variable for the index are those that its options name, if any."""
+        read = read_entrypoint(entrypoint, arguments)
+        self._rank_variable = read.rank_variable
+        if not self.run and read.rendezvous is not None:
+            self._set_run(read.rendezvous)
+        if not self.run:
+            raise Invalid(f"no run: write {type(self).__name__}(run=...), or {RENDEZVOUS!r} among the arguments")
+        return read
+
+    def own_variables(self, replica: ReplicaSlot) -> dict[str, str]:
+        """The variables of this replica alone."""
+        numbered = {} if self._rank_variable is None else {self._rank_variable: str(replica.index)}
+        return {**numbered, contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
+
+    @property
+    def backend(self) -> str:
+        """The kind of place for handles: the name of the executor's module, which is that of its target."""
+        return type(self).__module__.rpartition(".")[2]
 
     def __enter__(self) -> Self:
         return self
@@ -143,3 +182,10 @@ class RunOptions(ABC):
                 _LOG.warning(packed.note)
             store.create(keys.code(packed.digest), packed.data)
         return PreparedRun(spec=spec, code=None if packed is None else packed.digest)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False

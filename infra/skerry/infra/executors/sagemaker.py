@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.shared import Absent, each
@@ -13,7 +13,6 @@ from skerry.infra.targets.sagemaker import job_views, responses
 from skerry.infra.targets.sagemaker.jobs import Jobs, described
 from skerry.infra.targets.sagemaker.resource_graph import OUTPUT, split_variables
 from skerry.infra.targets.sagemaker.resources import Job
-from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Place
 
@@ -40,6 +39,8 @@ class SageMakerExecutor(CloudExecutor):
     SageMaker uploads /opt/ml/model; None is with the run.
     """
 
+    SDK: ClassVar[tuple[str, str] | None] = ("sagemaker", "sagemaker")
+
     region: str
     role: str
     instance: str
@@ -56,9 +57,12 @@ class SageMakerExecutor(CloudExecutor):
         super().__post_init__()
         if not self.role.startswith("arn:"):
             raise Invalid(f"not the ARN of a role: {self.role!r}; write arn:aws:iam::123456789012:role/NAME")
+        self._aws = Aws(self.clock, self.environment)
+
+    def _set_run(self, uri: str) -> None:
+        super()._set_run(uri)
         if self.output is None and not self.run.startswith("s3://"):
             raise Invalid(f"no place to upload /opt/ml/model to: {_MODEL}")
-        self._aws = Aws(self.clock, self.environment)
 
     @property
     def place(self) -> Place:
@@ -80,8 +84,7 @@ class SageMakerExecutor(CloudExecutor):
         )
 
     def _job(self, context: RunContext, replica: ReplicaSlot, variables: Mapping[str, str]) -> Job:
-        variables = {**variables, contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
-        environment, hyperparameters = split_variables(variables)
+        environment, hyperparameters = split_variables({**variables, **self.own_variables(replica)})
         seconds = int(self.max_runtime.total_seconds())
         wait = None if self.max_wait is None else int(self.max_wait.total_seconds())
         return Job(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.shared import each
@@ -33,6 +33,8 @@ class VertexExecutor(CloudExecutor):
     project: its id. service_account: of the replicas, by e-mail address; must have access to the run's prefix of the
     store. machine, accelerator, accelerators: as in a spec; accelerators that a machine always has may be left out.
     """
+
+    SDK: ClassVar[tuple[str, str] | None] = ("google.cloud.aiplatform", "vertex")
 
     project: str
     region: str
@@ -88,8 +90,7 @@ class VertexExecutor(CloudExecutor):
             environment={
                 contract.RANKS: str(max(1, count)),
                 **variables,
-                contract.SLOT: replica.slot,
-                contract.INDEX: str(replica.index),
+                **self.own_variables(replica),
                 contract.COMMAND: requests.escaped(variables[contract.COMMAND]),
             },
             machine=self.machine,

@@ -1,6 +1,6 @@
 """Starts the replicas of a run on this machine and records how each start ended; the base of processes and containers.
 
-`executors.LocalExecutor` and `executors.DockerExecutor` offer these starts to users, `Supervisor` restarts by them.
+`LocalProcessExecutor` and `DockerExecutor` of `executors` offer these starts to users, `Supervisor` restarts by them.
 """
 
 from __future__ import annotations

@@ -7,12 +7,16 @@ about that. Does no I/O.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import timedelta
+    from collections.abc import Iterator
+
+EntrypointArguments: TypeAlias = Sequence[str] | Mapping[str, str | float | None]
+"""Words, or options by name (see `executors.entrypoint`)."""
 
 # Shells and engines report a process that a signal ended as 128 plus the signal.
 _SIGNALLED: Final = 128
@@ -23,13 +27,24 @@ _SIGNALS: Final = 64
 class ReplicaHandle:
     """One start of a replica. job: the target's own id (a process id, a job ARN); unique per start.
 
-    attempt: counts the starts of this slot at this target, from 0.
+    attempt: counts the starts of this slot at this target, from 0. backend: the kind of place that it runs in.
     """
 
     slot: str
     index: int
     attempt: int
     job: str
+    backend: str = field(default="", compare=False)
+
+    @property
+    def rank(self) -> int:
+        """The replica's index, 0 to the number of replicas - 1."""
+        return self.index
+
+    @property
+    def metadata(self) -> Mapping[str, str | int]:
+        """All that identifies this start at its backend."""
+        return {"slot": self.slot, "attempt": self.attempt, "job": self.job}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +73,11 @@ def ending_from_exit_code(code: int, why: str = "") -> Ending:
     return Ending(exit_code=code, why=why)
 
 
+def seconds_of(timeout: timedelta | float) -> float:
+    """A time in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+
 class ServerlessExecutor(Protocol):
     """Jobs that cannot talk to each other. Thread-safe; every method may raise Retryable, Unauthorized or Invalid.
 
@@ -65,9 +85,12 @@ class ServerlessExecutor(Protocol):
     it. A context manager that closes at its end.
     """
 
-    def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
+    def launch_replicas(
+        self, n_replicas: int, entrypoint: str, entrypoint_args: EntrypointArguments = ()
+    ) -> list[ReplicaHandle]:
         """Start replicas 0 to `n_replicas` - 1, each running `entrypoint` with the contract's environment.
 
+        entrypoint, entrypoint_args: a script, a dotted module or a command, and its words or options.
         All or none: if one cannot be started, the others are cancelled and the cause is raised. Raises Conflict while a
         replica of these slots still runs.
         """
@@ -77,8 +100,11 @@ class ServerlessExecutor(Protocol):
         """The ending of this start; None while it is queued or runs. Raises Invalid if no record of it exists."""
         ...
 
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
-        """Wait for all to end; how each ended, in the order given. Raises TimeoutError if one still runs then."""
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta | float) -> list[Ending]:
+        """Wait for all to end; how each ended, in the order given. Raises TimeoutError if one still runs then.
+
+        timeout: a number is in seconds.
+        """
         ...
 
     def logs(self, handle: ReplicaHandle) -> Iterator[str]:
