@@ -33,7 +33,15 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BUILT: Final = ROOT / "build/site"
 MENU: Final = {
     "Tutorial": ("docs/tutorial-first-run", "docs/tutorial-language-model", "docs/tutorial-three-clouds"),
-    "How to": ("docs/recipes", "docs/your-data", "docs/watch", "docs/report", "docs/model", "docs/extend"),
+    "How to": (
+        "docs/recipes",
+        "docs/your-data",
+        "docs/watch",
+        "docs/report",
+        "docs/model",
+        "docs/extend",
+        "docs/serverless",
+    ),
     "Concepts": ("docs/concepts",),
     "Reference": (
         "docs/reference/spec",
@@ -50,6 +58,7 @@ API: Final = """
     autoclass skerry.runtime.replica.Replica
     autoclass skerry.runtime.manager.ObjectStoreManager
     autoclass skerry.runtime.allreduce.ObjectStoreAllReduce
+    autoclass skerry.serverless.mock_manager.MockManager
     autofunction skerry.runtime.store.open_store
     autofunction skerry.runtime.load
 """

@@ -74,6 +74,12 @@ class ObjectStoreAllReduce:
         """The number of ranks. Raises Invalid if it was not given and this process is no replica."""
         return self._replica().replicas if self._world_size is None else self._world_size
 
+    @property
+    def slot(self) -> str:
+        """This rank's name in the log: the one that a launcher gave it in this run, which its rights are made for."""
+        is_own_run = os.environ.get(contract.RUN_URI) == self.uri.rstrip("/")
+        return self._replica().slot if is_own_run else f"rank-{self.rank}"
+
     def allreduce(self, tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
         """Replaces the tensor's values by their average over all ranks, in the same bits on each, and returns it.
 
@@ -132,19 +138,13 @@ class ObjectStoreAllReduce:
             heartbeat_s=self._poll_interval_s,
             grace=Grace(floor_s=0.0, cap_s=0.0),
         )
-        session = join_run(self.uri, self._slot(rank), options, self._clock)
+        session = join_run(self.uri, self.slot, options, self._clock)
         # Without the commit of the exchange before, the count begins here.
         if self.round_id and (last := session.log.read_commit(self.round_id - 1)) is not None:
             self._previous, self._work = last.digest, last.record.work
         session.presence.start()
         session.presence.enter("train", round_number=self.round_id)
         return session
-
-    def _slot(self, rank: int) -> str:
-        """The slot that a launcher gave this rank in this very run, which its rights and records are made for."""
-        if os.environ.get(contract.RUN_URI) == self.uri.rstrip("/"):
-            return self._replica().slot
-        return f"rank-{rank}"
 
     def _replica(self) -> contract.Contract:
         try:

@@ -28,7 +28,7 @@ from skerry.runtime.log.log import read_run
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.store import open_store
-from skerry.runtime.training.allreduce_future import ExchangeWork
+from skerry.runtime.training.allreduce_future import ExchangeWork, op_of
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
 from skerry.runtime.training.exit_hook import forget, leave_at_process_end
 from skerry.runtime.training.log_follower import check_loaded
@@ -49,20 +49,12 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store import Store
-    from skerry.runtime.tensors.layout import Op
 
 T = TypeVar("T")
 
 # How long to wait for a rescue checkpoint, in exchange timeouts: a replica that is ahead writes one only after its own
 # round has failed.
 _PATIENCE = 2.0
-
-_OPS: dict[Any, Op] = {
-    ReduceOp.AVG: "avg",
-    ReduceOp.SUM: "sum",
-    ReduceOp.MAX: "max",
-    ReduceOp.MIN: "min",
-}
 
 
 class ObjectStoreManager:
@@ -251,16 +243,7 @@ class ObjectStoreManager:
         integers, an expanded tensor, an operation that is not AVG, SUM, MAX or MIN, and a call between should_commit
         and the next start_quorum: a restarted replica could never follow such a round.
         """
-        op = _OPS.get(reduce_op)
-        if op is None:
-            raise Invalid(f"cannot reduce with {reduce_op}; use AVG, SUM, MAX or MIN")
-        if op == "avg" and not tensor.is_floating_point():
-            raise Invalid(f"average of {tensor.dtype}: only floating point tensors have one; use SUM")
-        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise Invalid(
-                f"cannot average in place: elements share memory: shape={tuple(tensor.shape)} "
-                f"strides={tensor.stride()}; pass a copy, tensor.contiguous()"
-            )
+        op = op_of(tensor, reduce_op)
         self.wait_quorum()
         if not self.lifecycle.in_exchange:
             raise Invalid(

@@ -70,9 +70,13 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
     except SkerryError as error:
         if environment is not None:
             raise
-        code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        raise SystemExit(int(code)) from error
+        raise SystemExit(int(exit_code_of(error))) from error
+
+
+def exit_code_of(error: Exception) -> ExitCode:
+    """The exit code of a process that this error ends: whether its launcher starts it again."""
+    return ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
 
 
 class _Evaluations:

@@ -1,4 +1,6 @@
-"""The torch Work that `allreduce` returns; its future is completed when the exchange is over, after a failure too.
+"""The torch Work that `allreduce` returns, and the check of its arguments.
+
+The Work's future is completed when the exchange is over, after a failure too.
 
 torchft's consumers use it in three ways, all kept: DiLoCo and LocalSGD wait for a bool; bucketized DiLoCo chains
 callbacks with `then` that must run only when the work is waited for; torchft 0.2.0's DDP reads `_fut`, newer ones
@@ -10,14 +12,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.distributed_c10d import Work
+from torch.distributed.distributed_c10d import ReduceOp, Work
+
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from skerry.runtime.tensors.layout import Op
+
+_OPS: dict[Any, Op] = {
+    ReduceOp.AVG: "avg",
+    ReduceOp.SUM: "sum",
+    ReduceOp.MAX: "max",
+    ReduceOp.MIN: "min",
+}
+
 # torch.futures.Future is generic at type-checking time only.
 _Tensors = torch.futures.Future[Any] if TYPE_CHECKING else torch.futures.Future
+
+
+def op_of(tensor: torch.Tensor, reduce_op: Any) -> Op:
+    """The operation of an allreduce of `tensor`.
+
+    Raises Invalid for an average of integers, an expanded tensor, and an operation that is not AVG, SUM, MAX or MIN.
+    """
+    op = _OPS.get(reduce_op)
+    if op is None:
+        raise Invalid(f"cannot reduce with {reduce_op}; use AVG, SUM, MAX or MIN")
+    if op == "avg" and not tensor.is_floating_point():
+        raise Invalid(f"average of {tensor.dtype}: only floating point tensors have one; use SUM")
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise Invalid(
+            f"cannot average in place: elements share memory: shape={tuple(tensor.shape)} "
+            f"strides={tensor.stride()}; pass a copy, tensor.contiguous()"
+        )
+    return op
 
 
 class ExchangeFuture(_Tensors):
