@@ -26,6 +26,7 @@ TORCH_FREE = (
     "protocol.exchange",
     "protocol.slot_claim_and_heartbeats",
     "protocol.quorum",
+    "replication.plans",
     "store",
     "store.probe",
     "store.retrying",

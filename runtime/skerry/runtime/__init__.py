@@ -7,6 +7,7 @@ Each line imports only from the lines below it:
     replica         sets up a run for a training script; export: the trained model of a run as a file
     manager         torchft's Manager over the bucket; allreduce: averages over a fixed set of ranks
     training        one replica's rounds: join, contribute, follow, catch up, late work
+    replication     copies of a replica's state at its other ranks
     checkpointing   checkpoints, local state, receipts, divergence, garbage collection
     tensors         payload format, codecs, reduction; ranks: agreement between the ranks of one replica
     protocol        quorum, exchanges and membership, without torch

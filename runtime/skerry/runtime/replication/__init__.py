@@ -1,0 +1,66 @@
+"""Keeps copies of a replica's state at its other ranks, and gets them back.
+
+    strategies        which ranks hold copies of which: cliques, built eagerly or at the first call
+      group           a process group: states in, sealed copies out; a plan is executed here
+        transport     bytes between ranks until a deadline; errors that all ranks of the job raise
+        flat          tensors as a few flat buffers, and their seal
+      state_dict      a state that can be taken apart into tensors and the rest
+      plans           cliques, plans and NoReplicasAvailableError: pure, without torch
+
+    a save       pack (flat) -> headers to all (group) -> buffers to all at once (transport) -> verify -> agree
+    a restart    ids that each rank holds -> plan with alternates (plans) -> verify, send, verify -> agree
+
+The public names are those of NVIDIA's resiliency extension (nvidia-resiliency-ext), whose managers can use these
+classes by a changed import. The design is GEMINI's (SOSP 2023). Importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from skerry.runtime.replication.group import GroupWrapper
+    from skerry.runtime.replication.plans import (
+        ExchangePlan,
+        ExchangePlanEntry,
+        NoReplicasAvailableError,
+        parse_group_sequence,
+    )
+    from skerry.runtime.replication.state_dict import BasicTensorAwareStateDict, TensorAwareStateDict
+    from skerry.runtime.replication.strategies import (
+        CliqueReplicationStrategy,
+        LazyCliqueReplicationStrategy,
+        LazyReplicationStrategyBuilder,
+        ReplicationStrategy,
+    )
+
+__all__ = [
+    "BasicTensorAwareStateDict",
+    "CliqueReplicationStrategy",
+    "ExchangePlan",
+    "ExchangePlanEntry",
+    "GroupWrapper",
+    "LazyCliqueReplicationStrategy",
+    "LazyReplicationStrategyBuilder",
+    "NoReplicasAvailableError",
+    "ReplicationStrategy",
+    "TensorAwareStateDict",
+    "parse_group_sequence",
+]
+
+_MODULES: Final = {
+    "ExchangePlan": "plans",
+    "ExchangePlanEntry": "plans",
+    "GroupWrapper": "group",
+    "NoReplicasAvailableError": "plans",
+    "parse_group_sequence": "plans",
+    "BasicTensorAwareStateDict": "state_dict",
+    "TensorAwareStateDict": "state_dict",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'strategies')}"), name)
