@@ -45,7 +45,7 @@ def begin_run(store: Store, slots: Iterable[str], *, minimum: int = 1, **changes
 
 
 def manager_of(
-    store: Store, slot: str, *, minimum: int = 2, grace_s: float = 10.0, **more: object
+    store: Store, slot: str | None, *, minimum: int = 2, grace_s: float = 10.0, **more: object
 ) -> ObjectStoreManager:
     settings: dict[str, object] = {
         "timeout": timedelta(seconds=20),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,15 +27,17 @@ from tests.kit.managers import (
 )
 from tests.kit.stores import HookedStore
 from torch.distributed.distributed_c10d import ReduceOp
-from torchft.process_group import ManagedProcessGroup
+from torchft.manager import Manager
+from torchft.process_group import ManagedProcessGroup, ProcessGroupGloo
 
+from skerry.runtime import contract
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.store import buffers_of, retrying
+from skerry.runtime.store import buffers_of, open_store, retrying
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -114,7 +117,11 @@ def test_unsupported_allreduce_is_refused(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"replica_id": None}, "replica_id"),
+        ({"min_replica_size": None}, "min_replica_size is needed"),
+        (
+            {"replica_id": None, "rank": 0, "world_size": 2, "store_addr": "h", "store_port": 1},
+            "needed for several ranks",
+        ),
         ({"replica_id": "a b"}, "not a slot name"),
         ({"min_replica_size": 0}, "min_replica_size=0"),
         ({"world_size": 2}, "store_addr"),
@@ -133,9 +140,29 @@ def test_bad_arguments_are_refused_before_any_write(
 # Rounds.
 
 
-def test_missing_replica_id_is_refused_with_the_next_step(store: MemoryStore) -> None:
-    with pytest.raises(Invalid, match="replica_id is needed, the same after a restart"):
-        ObjectStoreManager(store, min_replica_size=1)
+def test_manager_without_a_replica_id_has_a_slot_of_its_own(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SKERRY_SLOT", raising=False)
+    slots = {manager_of(store, None).session.presence.slot for _ in range(2)}
+    assert len(slots) == 2
+    monkeypatch.setenv("SKERRY_SLOT", "local-3")
+    assert manager_of(store, None).session.presence.slot == "local-3"
+
+
+def test_manager_accepts_the_positional_call_of_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "memory://positional/call"
+    begin_run(open_store(uri), ["local-0"])
+    replica = contract.Contract(run_uri=uri, slot="local-0", index=0, replicas=1)
+    for name, text in replica.environment().items():
+        monkeypatch.setenv(name, text)
+    arguments: list[Any] = [ProcessGroupGloo(), lambda _: None, lambda: {"weight": 3}, 2, False]
+    manager = ObjectStoreManager(*arguments)
+    assert manager.session.presence.slot == "local-0"
+    assert manager._manager_state_dict()["user"] == {"default": {"weight": 3}}
+    manager.shutdown()
+    _, *names = signature(Manager).parameters
+    assert list(signature(ObjectStoreManager).parameters)[1 : len(names) + 1] == names
 
 
 @pytest.mark.parametrize(("uri", "name"), [("memory://runs/tiny-gpt", "tiny-gpt"), ("memory://", "unnamed")])

@@ -14,7 +14,7 @@ import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch.distributed.distributed_c10d import ReduceOp
+from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import CodecSetting, Place, Reduction, Run
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
+    from skerry.runtime.ranks.interface import Address
     from skerry.runtime.store import Store
 
 T = TypeVar("T")
@@ -60,10 +61,12 @@ _PATIENCE = 2.0
 class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share only a bucket.
 
-    store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
+    Takes torchft's arguments in torchft's order, so its positional call works: a process group in place of the store is
+    no store. store: the run's own prefix, as a URI or an open Store. replica_id: the slot, the same after a restart;
+    None takes SKERRY_SLOT, and without it makes a new one: after a restart the replica is then another one.
     Without a store, both are those of the contract (SKERRY_RUN, SKERRY_SLOT), which `skerry up` sets. Then replica_id
     is ignored, because torchft's is the same for all replicas or a new one at each start; and the settings of the run
-    replace min_replica_size, codec, checkpoint_every, retention, max_norm and keep_unfinished.
+    replace min_replica_size, codec, reduction, checkpoint_every, retention, max_norm and keep_unfinished.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: how tensors travel (see `log.records.Codec`), or "auto". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
@@ -80,13 +83,11 @@ class ObjectStoreManager:
 
     def __init__(
         self,
-        store: str | Store | None = None,
-        *,
-        replica_id: str | None = None,
-        min_replica_size: int,
+        store: str | Store | ProcessGroup | None = None,
         load_state_dict: Callable[[T], None] | None = None,
         state_dict: Callable[[], T] | None = None,
-        use_async_quorum: bool = False,
+        min_replica_size: int | None = None,
+        use_async_quorum: bool = False,  # noqa: FBT001, FBT002  torchft's signature
         timeout: timedelta = timedelta(minutes=30),
         quorum_timeout: timedelta = timedelta(minutes=30),
         connect_timeout: timedelta = timedelta(seconds=60),
@@ -96,14 +97,16 @@ class ObjectStoreManager:
         store_addr: str | None = None,
         store_port: int | None = None,
         lighthouse_addr: str | None = None,
+        replica_id: str | None = None,
         port: int | None = None,
         hostname: str | None = None,
         heartbeat_interval: timedelta | None = None,
         checkpoint_transport: object = None,
-        pg: object = None,
-        init_sync: bool = True,
+        init_sync: bool = True,  # noqa: FBT001, FBT002  torchft's signature
         max_retries: int | None = None,
         quorum_retries: int = 0,
+        *,
+        pg: object = None,
         codec: CodecSetting = "none",
         reduction: Literal["auto"] | Reduction = "auto",
         grace: Grace | None = None,
@@ -115,7 +118,7 @@ class ObjectStoreManager:
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries
-        if store is None:
+        if store is None or isinstance(store, ProcessGroup):
             store, replica_id, run = _from_contract()
             min_replica_size, codec, max_norm = run.min_replicas, run.codec, run.max_norm
             reduction = run.reduction or "auto"
@@ -124,8 +127,11 @@ class ObjectStoreManager:
                 retention_of(run),
                 keep_unfinished_of(run),
             )
-        if not replica_id:
-            raise Invalid("replica_id is needed, the same after a restart: it names the slot of this replica")
+        if min_replica_size is None:
+            raise Invalid("min_replica_size is needed: the contributions without which no round is decided")
+        self._clock = clock or SystemClock()
+        address = read_address(os.environ, rank, world_size, store_addr, store_port)
+        replica_id = replica_id or _new_slot(address, self._clock)
         terms = SessionOptions(
             min_replicas=min_replica_size,
             deadline_s=timeout.total_seconds(),
@@ -139,8 +145,6 @@ class ObjectStoreManager:
             max_norm=max_norm,
             place=place,
         )
-        self._clock = clock or SystemClock()
-        address = read_address(os.environ, rank, world_size, store_addr, store_port)
         log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
         self.session = join_run(store, replica_id, terms, self._clock, group)
@@ -430,6 +434,15 @@ def retention_of(run: Run) -> Retention:
 def keep_unfinished_of(run: Run) -> timedelta | None:
     """The time between two saves of a current round in this run; None: nothing is saved within a round."""
     return None if run.keep_unfinished_s is None else timedelta(seconds=run.keep_unfinished_s)
+
+
+def _new_slot(address: Address | None, clock: Clock) -> str:
+    """The slot of a replica without replica_id. Raises Invalid for several ranks, which would not agree on it."""
+    if slot := os.environ.get(contract.SLOT):
+        return slot
+    if address is not None:
+        raise Invalid("replica_id is needed for several ranks, the same on all of them and after a restart")
+    return f"replica-{clock.nonce()[:12]}"
 
 
 def _from_contract() -> tuple[Store, str, Run]:
