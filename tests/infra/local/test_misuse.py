@@ -130,6 +130,8 @@ def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
             assert second.end() == 2
         assert re.search(rf"^{LIVE} There is no terminal to ask on: add --take-over$", second.output, re.MULTILINE)
         assert not (tmp_path / "two" / ".skerry" / "test-run" / "logs").exists()
+        destroyed = skerry("destroy", f"{(tmp_path / 'store').as_uri()}/test-run", "--yes")
+        assert (destroyed.exit_code, "are at work; stop them first" in destroyed.output) == (2, True), destroyed.output
         first.until(" INFO round_closed")
         first.interrupt()
         assert first.end() == 1
