@@ -41,6 +41,7 @@ MENU: Final = {
         "docs/model",
         "docs/extend",
         "docs/serverless",
+        "docs/restore",
     ),
     "Concepts": ("docs/concepts",),
     "Reference": (

@@ -31,6 +31,18 @@ COMMANDS = {
     "artifacts": {"--set", "--output", "-o", "--replica", "--round", "--force", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica", "--verbose", "-v"},
     "runs": {"--json"},
+    "replicate": {
+        "--set",
+        "--to",
+        "--every",
+        "--payloads",
+        "--no-payloads",
+        "--private",
+        "--no-private",
+        "--follow",
+        "--json",
+    },
+    "restore": {"--to", "--at", "--dry-run", "--rehearse", "--auto-approve", "--json"},
     "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},
@@ -55,7 +67,7 @@ EVENTS = """
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
     "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm "
-    "work created init_from reduction"
+    "work created init_from reduction store parent"
 )
 
 

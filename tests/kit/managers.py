@@ -37,7 +37,7 @@ _OPEN: list[ObjectStoreManager] = []
 # Replicas.
 
 
-def begin_run(store: Store, slots: Iterable[str], *, minimum: int = 1, **changes: object) -> Run:
+def begin_run(store: Store, slots: Iterable[str], /, *, minimum: int = 1, **changes: object) -> Run:
     """Create run.json. Round 0 then waits for these slots. changes: other values of any fields."""
     run = run_record(SystemClock(), slots=tuple(slots), min_replicas=minimum, **changes)
     assert store.create(keys.RUN, run.to_bytes())

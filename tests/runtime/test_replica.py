@@ -20,7 +20,7 @@ from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
-from skerry.runtime.errors import Diverged, Invalid, RunFinished, Unauthorized
+from skerry.runtime.errors import Diverged, Invalid, Moved, RunFinished, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place
@@ -215,6 +215,7 @@ def second_manager(replica: Replica) -> None:
         (raises(Invalid("wrong")), ExitCode.PERMANENT, "failed", "wrong"),
         (raises(Unauthorized("no")), ExitCode.PERMANENT, "failed", "no"),
         (raises(Diverged("other bits")), ExitCode.PERMANENT, "failed", "other bits"),
+        (raises(Moved("goes on at s3://west/run")), ExitCode.STOPPED, "stopped", "goes on at s3://west/run"),
         (second_manager, ExitCode.PERMANENT, "failed", "Invalid"),
         (raises(KeyboardInterrupt()), ExitCode.STOPPED, "stopped", ""),
         (stop_and_exit, ExitCode.STOPPED, "stopped", ""),

@@ -9,6 +9,7 @@ SkerryError
   Corrupt        bytes do not match their digest or format: use another copy
   Diverged       the log and this replica differ: stop contributing, heal from the log
   Fenced         a newer incarnation owns this slot: exit
+  Moved          the run goes on at another URI: exit
   RunFinished    the run has ended: stop training; this is not a failure
 """
 
@@ -56,6 +57,10 @@ class Diverged(SkerryError):  # noqa: N818
 
 class Fenced(SkerryError):  # noqa: N818
     """A newer incarnation of this slot exists; this one must stop."""
+
+
+class Moved(SkerryError):  # noqa: N818
+    """The run goes on at another URI, which the message names; nothing may be added to it here."""
 
 
 class RunFinished(SkerryError):  # noqa: N818

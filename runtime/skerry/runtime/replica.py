@@ -21,7 +21,17 @@ from skerry.runtime import contract
 from skerry.runtime.checkpointing.local_state import load_random_states, random_states
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
+from skerry.runtime.errors import (
+    Corrupt,
+    Diverged,
+    Fenced,
+    Invalid,
+    Moved,
+    Retryable,
+    RunFinished,
+    SkerryError,
+    Unauthorized,
+)
 from skerry.runtime.events import emit, log_to_stderr
 from skerry.runtime.failure_text import shortened, text_of_failure
 from skerry.runtime.log import keys, script_files
@@ -443,6 +453,8 @@ def _verdict(
             verdict = "failed", ExitCode.PERMANENT, f"the script called exit({own})"
         case KeyboardInterrupt() | Interrupted():
             verdict = "stopped", code, cause
+        case Moved():
+            verdict = "stopped", ExitCode.STOPPED, reason
         case _ if isinstance(error, _PERMANENT):
             verdict = "failed", ExitCode.PERMANENT, reason
         case _ if stopping:

@@ -46,6 +46,7 @@ from skerry.infra.cli.export_command import export
 from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.report_command import report
+from skerry.infra.cli.restore_command import replicate, restore_run
 from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.runs_command import runs
@@ -89,6 +90,8 @@ app.command()(runs)
 app.command()(watch)
 app.command()(report)
 app.command()(extend)
+app.command()(replicate)
+app.command("restore")(restore_run)
 cloud_commands.register(app)
 
 

@@ -47,6 +47,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "extend": "Add rounds to a run, or change its outer learning rate and momentum, also after its end.",
         "pin": "Keep a round's checkpoint until it is unpinned; or list the pins.",
         "unpin": "Unpin a checkpoint: it is deleted with the others of its age.",
+        "replicate": "Copy a run to another store, from which `restore` can continue it.",
+        "restore": "Make a run of a mirror, which continues the lost one.",
         "destroy": "Delete the run: its jobs or processes, its objects in the store, its folder on this machine.",
     },
 }

@@ -20,13 +20,14 @@ from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.infra.spec import store_uri
 from skerry.runtime.store import open_store
 from skerry.runtime.store.directory import TEMPORARY
+from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.clock import Clock
-    from skerry.runtime.store import Entry
+    from skerry.runtime.store import Entry, Store
 
 # For every store call; a person waits for the command.
 _DEADLINE_S: Final = 20.0
@@ -65,11 +66,23 @@ def destroy(spec: SpecFile, clock: Clock) -> Leftovers:
 def destroy_objects(uri: str, clock: Clock) -> Leftovers:
     """Delete the objects of the run at `uri` alone; its folder and its processes are known from its spec only."""
     entries = delete_run(open_store(uri, clock=clock, deadline_s=_DEADLINE_S))
-    if uri.startswith(store_uri.FILE) and entries:
+    if entries:
+        _remove_folder(uri)
+    return _leftovers(uri, entries)
+
+
+def clear_prefix(store: Store) -> None:
+    """Delete all objects of a prefix that this command itself has made up, whether a run is there or not."""
+    entries = store.list("")
+    run_parallel(store, len(entries), lambda index: store.delete(entries[index].key))
+    _remove_folder(store.uri)
+
+
+def _remove_folder(uri: str) -> None:
+    if uri.startswith(store_uri.FILE):
         folder = Path(unquote(uri.removeprefix(store_uri.FILE)))
         shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
         remove_empty(folder)
-    return _leftovers(uri, entries)
 
 
 def _leftovers(uri: str, entries: Sequence[Entry]) -> Leftovers:

@@ -14,6 +14,7 @@ from skerry.infra.run.source_checkpoint import find_source
 from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import check_lives_here
 from skerry.runtime.log.records import Run
 from skerry.runtime.store import open_store
 
@@ -45,6 +46,7 @@ _FOLDERS: Final = (
     keys.ROLL_UPS,
     keys.CODE,
     keys.PROBE,
+    keys.ELSEWHERE,
 )
 
 
@@ -55,9 +57,9 @@ def create_or_load_run(
 
     A new run that starts from another one first gets a copy of that run's checkpoint; an existing run never asks it
     again. find: finds that checkpoint; None is `find_source_of`. Raises Invalid if run.json differs from the spec, and
-    the errors of `find_source`.
+    the errors of `find_source` and `check_lives_here`.
     """
-    proposed = _proposed(spec, clock)
+    proposed = _proposed(spec, clock).model_copy(update={"store": store.uri})
     find = find or find_source_of
     if spec.source is not None and load_settings(store) is None and (source := find(spec)) is not None:
         source.copy_to(store)
@@ -67,6 +69,7 @@ def create_or_load_run(
     existing = load_settings(store)
     if existing is None:
         raise Corrupt(f"{keys.RUN} exists but is unreadable: {store.uri}")
+    check_lives_here(store, existing.first)
     check_same_run(existing, spec, clock)
     return existing.now, True
 

@@ -12,15 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, InitialModel, Run, digest_of
-from skerry.runtime.tensors.layout import BLOCK_BYTES
-from skerry.runtime.tensors.payload_format import index_from_headers, read_header
+from skerry.runtime.tensors.payload_format import check_whole, index_from_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,16 +95,10 @@ class Source:
                 f"{self.store.uri}/{key} was deleted while it was read: a run that goes on deletes old checkpoints; "
                 f"keep it with `skerry pin {self.initial.uri} {self.initial.round}`, or name a later round"
             )
-        header = read_header(data, part, key)
-        body = data[part.header_bytes :]
-        if len(body) != header.body_bytes:
-            raise Corrupt(f"payload is truncated: key={key} bytes={len(body)} expected={header.body_bytes}")
-        for number, digest in enumerate(header.blocks):
-            if xxhash.xxh3_128_hexdigest(body[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != digest:
-                raise Corrupt(
-                    f"payload is damaged: key={key} block={number}; see `skerry doctor --deep {self.initial.uri}`"
-                )
-        return header, data
+        try:
+            return check_whole(data, part, key), data
+        except Corrupt as error:
+            raise Corrupt(f"{error}; see `skerry doctor --deep {self.initial.uri}`") from error
 
 
 def find_source(store: Store, uri: str, wanted: int | None) -> Source:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError, Unauthorized
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Moved, SkerryError, Unauthorized
 from skerry.runtime.failure_text import OUT_OF_MEMORY, shortened
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat, Member, Outcome
@@ -91,6 +91,8 @@ def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision
 
 def decide_exit_for_error(error: BaseException) -> ExitDecision:
     """The decision for an error before the command was started."""
+    if isinstance(error, Moved):
+        return ExitDecision(code=ExitCode.STOPPED, reason=str(error), stopped=True)
     code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
     return ExitDecision(code=code, reason=f"{type(error).__name__}: {shortened(str(error), 2000)}")
 

@@ -4,6 +4,7 @@ Keys sort in round order as plain strings, and readers rely on it. A function na
 of several keys, to list them. Does no I/O.
 
     run.json                                      create   nonce, rounds, expected slots
+    elsewhere.json                                create   this prefix is a mirror, or its run has moved
     members/{slot}/{incarnation}.json             create   fencing: the highest number owns the slot
     heartbeats/{slot}.json                        replace  liveness, progress, abstentions
     payloads/{round}/{slot}/{digest}              create   contribution bytes, content-addressed
@@ -40,6 +41,7 @@ from skerry.runtime.contract import SLOT_PATTERN, check_slot
 from skerry.runtime.errors import Invalid
 
 RUN = "run.json"
+ELSEWHERE = "elsewhere.json"
 MEMBERS = "members/"
 HEARTBEATS = "heartbeats/"
 PAYLOADS = "payloads/"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import check_lives_here
 from skerry.runtime.log.recent_records import RecentRecords
 from skerry.runtime.log.records import (
     GENESIS,
@@ -46,8 +47,12 @@ class Stored(NamedTuple, Generic[R]):
 
 
 def open_run(store: Store, proposed: Run) -> Run:
-    """The run of this prefix: the existing one, or `proposed`, which is then created."""
+    """The run of this prefix: the existing one, or `proposed`, which is then created.
+
+    Raises Moved and Invalid as `check_lives_here`.
+    """
     if (existing := read_run(store)) is not None:
+        check_lives_here(store, existing)
         return existing
     if store.create(keys.RUN, proposed.to_bytes()):
         return proposed

@@ -42,6 +42,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Uri = Annotated[str, Field(min_length=1, max_length=2048)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -136,11 +137,39 @@ class InitialModel(Record):
     by the receipts of that round; () if they cover no fragments.
     """
 
-    uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    uri: Uri
     run: Nonce
     round: Count
     manifest: Sha256
     states: tuple[Xxh128, ...] = ()
+
+
+class Parent(Record):
+    """The run of which a run is the continuation, made from a mirror by `skerry restore`.
+
+    uri: of that run, for people. run: its nonce. round: how many of its closed rounds the copy has. commit: digest of
+    the last of their commits there, GENESIS for none; the copy's records name its own nonce, so its digests differ.
+    """
+
+    uri: Uri
+    run: Nonce
+    round: Count
+    commit: Sha256
+
+
+class Elsewhere(Record):
+    """elsewhere.json: the run under this prefix lives at another URI, so no replica may go on here.
+
+    why: "mirror": this is a copy of the run at `uri`, and `run` is its nonce. "moved": the run of this prefix, with
+    nonce `run`, was restored at `uri`, from `round` closed rounds on. by: for people.
+    """
+
+    why: Literal["mirror", "moved"]
+    uri: Uri
+    run: Nonce
+    round: Count
+    by: Name
+    created: str
 
 
 class Run(_Extended):
@@ -150,7 +179,8 @@ class Run(_Extended):
     after `rounds`, the run continues until its commits have counted this much work; None ends it after `rounds`.
     keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round. init_from: the
     model to start with; None, and absent from the bytes, for that of the script. reduction: None, and absent, lets the
-    proposer of each exchange choose.
+    proposer of each exchange choose. store: the URI at which the run was started, if that is known; with it a copy that
+    was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -177,7 +207,9 @@ class Run(_Extended):
     created: str
     init_from: InitialModel | None = None
     reduction: Reduction | None = None
-    ADDED = ("init_from", "reduction")
+    store: Uri | None = None
+    parent: Parent | None = None
+    ADDED = ("init_from", "reduction", "store", "parent")
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""

@@ -18,6 +18,7 @@ from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import check_lives_here
 from skerry.runtime.log.log import read_record_bytes
 from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase, digest_of
 from skerry.runtime.protocol.quorum import ObservedHeartbeat
@@ -158,12 +159,13 @@ class Presence:
             self._publish()
 
     def raise_if_fenced(self, *, known_s: float = 0.0) -> None:
-        """Raises Fenced if a newer incarnation has claimed this slot.
+        """Raises Fenced if a newer incarnation has claimed this slot, Moved if it did so to move the run elsewhere.
 
         Incarnations are numbered without gaps, so one GET of the next number is enough. known_s: a look that is not
         older than so many seconds is enough; 0 looks in any case.
         """
         if not self._is_owned(known_s) and self._replaced():
+            check_lives_here(self._log.store, self._log.run)
             raise Fenced(
                 f"slot {self.slot} belongs to incarnation {self.incarnation + 1} or later, "
                 f"this is {self.incarnation}; exiting"

@@ -54,6 +54,7 @@ __all__ = [
     "TensorSpec",
     "build_header",
     "check_parts",
+    "check_whole",
     "index_from_headers",
     "read_header",
 ]
@@ -180,6 +181,18 @@ def read_header(
     _check_slices(header, key)
     if index is not None:
         _check_expected(header, index, header.part if number is None else number, key)
+    return header
+
+
+def check_whole(data: memoryview, part: Part, key: str) -> Header:
+    """The header of a whole payload object after all checks, those of every block included. Raises as `read_header`."""
+    header = read_header(data, part, key)
+    body = data[part.header_bytes :]
+    if len(body) != header.body_bytes:
+        raise Corrupt(f"payload is truncated: key={key} bytes={len(body)} expected={header.body_bytes}")
+    for number, digest in enumerate(header.blocks):
+        if xxhash.xxh3_128_hexdigest(body[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]) != digest:
+            raise Corrupt(f"payload is damaged: key={key} block={number}")
     return header
 
 

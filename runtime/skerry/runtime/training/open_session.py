@@ -277,4 +277,5 @@ def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
         codec=terms.codec,
         weighting="uniform",
         created=clock.utc_text(),
+        store=uri,
     )

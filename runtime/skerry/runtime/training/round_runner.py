@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
-from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
+from skerry.runtime.errors import Diverged, Fenced, Invalid, Moved, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.ranks.interface import RankLost
@@ -362,7 +362,7 @@ class RoundRunner:
             self.round.throw_away(self._log_follower.position.round % self._log_follower.trainer.fragments)
         else:
             self.round.throw_away_gradients()
-        if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
+        if isinstance(error, (Fenced, Diverged, Invalid, Moved, RunFinished, Unauthorized, RankLost)):
             raise error
         self.failed += 1
         if self._log_follower.failed(error):

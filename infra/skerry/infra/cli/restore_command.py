@@ -1,0 +1,267 @@
+"""The commands `replicate` and `restore`: a mirror of a run in another store, and a run made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    FAILED,
+    Approved,
+    AsJson,
+    Overrides,
+    RunName,
+    confirm,
+    errors_as_exit_codes,
+    is_uri,
+    print_lines,
+    run_uri,
+    to_json,
+)
+from skerry.infra.cli.interrupts import on_signal
+from skerry.infra.cli.run_text import megabytes
+from skerry.infra.errors import in_short
+from skerry.infra.local.destroy import clear_prefix
+from skerry.infra.local.workspace import operator_name
+from skerry.infra.observe.doctor.examine import examine_store
+from skerry.infra.run.restore_run import default_target, end_original, plan_restore, restore
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid, Retryable, SkerryError
+from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.infra.run.restore_run import RestorePlan
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.mirrors.mirror import MirrorProgress
+    from skerry.runtime.store import Store
+
+_DEADLINE_S: Final = 20.0
+_LOOK_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Copied:
+    """The state of a mirror, for programs."""
+
+    uri: str
+    rounds: int
+    copied: int
+    checkpoint: int | None
+    objects: int
+    bytes: int
+    ok: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Restored:
+    """A restore. uri: of the new run, None if none was made. ended: slots of the original that were told to end."""
+
+    run: str
+    round: int
+    checkpoint: int
+    lost: int
+    original: str | None
+    uri: str | None
+    ended: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    ok: bool = True
+
+
+def replicate(
+    run: RunName = str(DEFAULT_SPEC),
+    overrides: Overrides = None,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The other store: the mirror is STORE/name-of-run.")],
+    every: Annotated[int, typer.Option(min=1, help="Rounds between two copied checkpoints.")] = 1,
+    payloads: Annotated[
+        bool, typer.Option(help="Copy what the rounds after the last checkpoint need: no closed round is lost.")
+    ] = True,
+    private: Annotated[bool, typer.Option(help="Copy the state that each replica alone has.")] = True,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a run to another store, from which `restore` can continue it. Repeat it, or --follow, to keep it near."""
+    with errors_as_exit_codes(as_json=as_json), on_signal(_interrupt):
+        clock = SystemClock()
+        source = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
+        target = open_store(mirror_uri(to, source.uri), clock=clock, deadline_s=_DEADLINE_S)
+        options = MirrorOptions(every=every, payloads=payloads, private=private)
+        mirror = Mirror(source, target, clock, options, by=operator_name())
+        progress = mirror.catch_up()
+        _show(progress, target, as_json=as_json and not follow)
+        while follow and not _is_over(mirror, progress):
+            clock.pause(_LOOK_S)
+            progress = _next(mirror, progress, target, as_json=as_json)
+        if follow and as_json:
+            _show(progress, target, as_json=True)
+
+
+def restore_run(
+    mirror: Annotated[str, typer.Argument(metavar="MIRROR", help="The URI of the mirror, or of another copy.")],
+    *,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="URI", help="The new run's own prefix. MIRROR-restored otherwise.")
+    ] = None,
+    at: Annotated[int | None, typer.Option("--at", metavar="ROUND", min=0, help="After so many closed rounds.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be lost, and end.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Restore to a temporary prefix, read every byte there, and delete it.")
+    ] = False,
+    yes: Approved = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of a mirror, which continues the lost one. The original's replicas end, where it can be reached."""
+    with errors_as_exit_codes(as_json=as_json):
+        clock = SystemClock()
+
+        def open_at(uri: str) -> Store:
+            return open_store(uri, clock=clock, deadline_s=_DEADLINE_S)
+
+        if not is_uri(mirror):
+            raise Invalid(f"not a URI: {mirror}; name the mirror as `skerry replicate` printed it")
+        source = open_at(mirror.rstrip("/"))
+        plan = plan_restore(source, at, open_at)
+        if not as_json:
+            print_lines(_plan_lines(plan))
+        if dry_run:
+            if as_json:
+                typer.echo(to_json(_result(plan)))
+        elif rehearse:
+            _rehearse(
+                source, plan, open_at(f"{default_target(source.uri)}-{clock.nonce()[:8]}"), clock, as_json=as_json
+            )
+        else:
+            target = open_at((to or default_target(source.uri)).rstrip("/"))
+            if not yes and plan.closed is not None:
+                confirm(f"The replicas at {plan.original} will end. Restore to {target.uri}?", flag="--auto-approve")
+            _restore(source, plan, target, clock, as_json=as_json)
+
+
+def mirror_uri(store: str, run: str) -> str:
+    """The URI of the mirror of a run in another store. Raises Invalid if `store` is no URI."""
+    if not is_uri(store):
+        raise Invalid(f"--to {store} is not the URI of a store; write s3://bucket/prefix, gs://..., or file:///folder")
+    return f"{store.rstrip('/')}/{run.rstrip('/').rpartition('/')[2]}"
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _is_over(mirror: Mirror, progress: MirrorProgress) -> bool:
+    rounds = mirror.run.rounds
+    return rounds is not None and progress.copied >= rounds and progress.checkpoint == progress.copied
+
+
+def _next(mirror: Mirror, last: MirrorProgress, target: Store, *, as_json: bool) -> MirrorProgress:
+    """One more pass; a store that does not answer is told, and asked again."""
+    try:
+        progress = mirror.catch_up()
+    except Retryable as error:
+        typer.echo(f"{target.uri}: behind: {in_short(error)}; trying again", err=True)
+        return last
+    if progress != last and not as_json:
+        _show(progress, target, as_json=False)
+    return progress
+
+
+def _show(progress: MirrorProgress, target: Store, *, as_json: bool) -> None:
+    copied = _Copied(
+        uri=target.uri,
+        rounds=progress.rounds,
+        copied=progress.copied,
+        checkpoint=progress.checkpoint,
+        objects=progress.objects,
+        bytes=progress.bytes,
+    )
+    if as_json:
+        typer.echo(to_json(copied))
+        return
+    state = "no checkpoint yet" if copied.checkpoint is None else f"checkpoint {copied.checkpoint}"
+    amount = f"{copied.objects} objects, {megabytes(copied.bytes)}"
+    typer.echo(f"{copied.uri}: {copied.copied} of {copied.rounds} rounds, {state}; copied {amount}")
+
+
+def _plan_lines(plan: RestorePlan) -> list[str]:
+    cut = plan.cut
+    lines = [f"run {cut.run.name} at {plan.uri}" + (f", a mirror of {plan.original}" if plan.original else "")]
+    after = "" if cut.round == cut.checkpoint else f" and {cut.round - cut.checkpoint} rounds after it"
+    lines.append(f"goes on from round {cut.round}: checkpoint {cut.checkpoint}{after}")
+    if plan.original is not None and plan.closed is None:
+        lines.append(f"the original cannot be asked: {plan.unreachable}")
+    if plan.lost > 0:
+        known = f"{max(cut.logged, plan.closed or 0)} rounds are known to be closed"
+        lines.append(f"lost: {plan.lost} rounds; {known}, {cut.logged} of them by the copy's log")
+    else:
+        lines.append("lost: no round that is known to be closed")
+    return [*lines, *(f"not used: {reason}" for reason in cut.skipped)]
+
+
+def _restore(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
+    with Console(stderr=True).status("copying") as status:
+        run = restore(source, plan, target, clock, lambda done: status.update(f"{done} of {plan.cut.round} rounds"))
+    ended, problems = _end_original(plan, target.uri, clock)
+    if as_json:
+        typer.echo(to_json(_result(plan, target.uri, ended, problems)))
+    else:
+        root, _, name = target.uri.rstrip("/").rpartition("/")
+        print_lines(
+            [
+                *([f"told to end at {plan.original}: {', '.join(ended)}"] if ended else []),
+                *problems,
+                f"run {run.name} goes on at {target.uri}; write into its spec `store: {root}` and `run: {name}`",
+                "then start its replicas with `skerry up`, in a cloud with `skerry apply`",
+            ]
+        )
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def _end_original(plan: RestorePlan, restored_uri: str, clock: Clock) -> tuple[list[str], list[str]]:
+    """The slots that were told to end, and what went wrong."""
+    if plan.original is None or plan.closed is None:
+        return [], []
+    try:
+        original = open_store(plan.original, clock=clock, deadline_s=_DEADLINE_S)
+        return end_original(original, plan, restored_uri, clock, operator_name()), []
+    except (SkerryError, OSError) as error:
+        return [], [f"the replicas at {plan.original} could not be told to end: {error}; end them, or two runs go on"]
+
+
+def _rehearse(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
+    try:
+        with Console(stderr=True).status(f"restoring to {target.uri}"):
+            restore(source, plan, target, clock)
+            examination = examine_store(target, on_progress=lambda _done, _whole: None)
+    finally:
+        clear_prefix(target)
+    problems = tuple(item.text for item in examination.findings if item.severity == "error")
+    if as_json:
+        typer.echo(to_json(_result(plan, problems=problems)))
+    else:
+        print_lines(problems or ["rehearsed: restored, every byte read, and deleted again; nothing else was changed"])
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def _result(
+    plan: RestorePlan, uri: str | None = None, ended: Sequence[str] = (), problems: Sequence[str] = ()
+) -> _Restored:
+    return _Restored(
+        run=plan.cut.run.name,
+        round=plan.cut.round,
+        checkpoint=plan.cut.checkpoint,
+        lost=plan.lost,
+        original=plan.original,
+        uri=uri,
+        ended=tuple(ended),
+        problems=tuple(problems),
+        ok=not problems,
+    )

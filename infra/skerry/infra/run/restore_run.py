@@ -1,0 +1,141 @@
+"""Restores a run from a mirror: what is lost, the new run, and the end of the original where it can be reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skerry.runtime.contract import ExitCode
+from skerry.runtime.errors import Conflict, Invalid, SkerryError
+from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.read_rounds import find_closed
+from skerry.runtime.log.records import Elsewhere, Member, Outcome, Run
+from skerry.runtime.mirrors.fork import fork
+from skerry.runtime.mirrors.restorable import find_cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.mirrors.restorable import Cut
+    from skerry.runtime.store import Store
+
+RESTORED = "-restored"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePlan:
+    """The effect of a restore. original: the URI of the run that is mirrored, None for a copy made by hand.
+
+    closed: rounds of the original, None if it cannot be reached or is no such run any more; then `unreachable` has the
+    reason.
+    """
+
+    cut: Cut
+    uri: str
+    original: str | None
+    closed: int | None
+    unreachable: str = ""
+
+    @property
+    def lost(self) -> int:
+        """The closed rounds that are known and not in the restored run."""
+        return max(self.cut.logged, self.closed or 0) - self.cut.round
+
+
+def plan_restore(mirror: Store, at: int | None, open_at: Callable[[str], Store]) -> RestorePlan:
+    """Look at a mirror, and at its original if that can be reached. open_at: opens a store that answers soon or fails.
+
+    Raises Invalid, with what there is, if nothing can be restored.
+    """
+    cut = find_cut(mirror, at)
+    mark = read_elsewhere(mirror)
+    if mark is not None and mark.why == "moved":
+        raise Invalid(f"run {cut.run.name} was restored already: it goes on at {mark.uri}")
+    original = cut.run.store if mark is None else mark.uri
+    if original is None or original.rstrip("/") == mirror.uri.rstrip("/"):
+        return RestorePlan(cut=cut, uri=mirror.uri, original=None, closed=None)
+    try:
+        store = open_at(original)
+        closed = find_closed(store, 0) if _is_run(store, cut.run) else None
+        reason = "" if closed is not None else "no such run is there any more"
+    except (SkerryError, OSError) as error:
+        closed, reason = None, str(error)
+    return RestorePlan(cut=cut, uri=mirror.uri, original=original, closed=closed, unreachable=reason)
+
+
+def default_target(mirror_uri: str) -> str:
+    """The URI of the restored run if none is named: beside the mirror."""
+    return mirror_uri.rstrip("/") + RESTORED
+
+
+def restore(
+    mirror: Store, plan: RestorePlan, target: Store, clock: Clock, on_round: Callable[[int], None] | None = None
+) -> Run:
+    """Make the run in `target`; its name is the last part of the URI. Raises as `fork`."""
+    return fork(mirror, plan.cut, target, clock.utc_text(), on_round)
+
+
+def end_original(original: Store, plan: RestorePlan, restored_uri: str, clock: Clock, by: str) -> list[str]:
+    """End the replicas of the original with exit code 30 at their next look, and let no other start there.
+
+    Returns their slots. Raises Conflict if it was restored elsewhere before.
+    """
+    run = plan.cut.run
+    if not _is_run(original, run):
+        return []
+    mark = Elsewhere(
+        why="moved", uri=restored_uri, run=run.nonce, round=plan.cut.round, by=by, created=clock.utc_text()
+    )
+    if not original.create(keys.ELSEWHERE, mark.to_bytes()):
+        existing = read_elsewhere(original)
+        if existing is None or existing.uri != restored_uri:
+            at = "another URI" if existing is None else existing.uri
+            raise Conflict(f"{original.uri} says that the run goes on at {at}: two runs continue it now; keep one")
+    newest: dict[str, int] = {}
+    for entry in original.list(keys.MEMBERS):
+        try:
+            newest[keys.slot_of(entry.key)] = keys.incarnation_of(entry.key)
+        except Invalid:  # a foreign object
+            continue
+    for slot, incarnation in newest.items():
+        _claim(original, run, slot, incarnation + 1, restored_uri, clock)
+    return sorted(newest, key=keys.slot_order)
+
+
+def _claim(store: Store, run: Run, slot: str, incarnation: int, restored_uri: str, clock: Clock) -> None:
+    """Take over a slot of the original: its replica looks for that before it contributes."""
+    now = clock.utc_text()
+    member = Member(
+        run=run.nonce,
+        slot=slot,
+        incarnation=incarnation,
+        nonce=clock.nonce(),
+        host=socket.gethostname(),
+        process=os.getpid(),
+        created=now,
+    )
+    store.create(keys.member(slot, incarnation), member.to_bytes())
+    outcome = Outcome(
+        run=run.nonce,
+        slot=slot,
+        incarnation=incarnation,
+        status="stopped",
+        exit_code=int(ExitCode.STOPPED),
+        reason=f"the run goes on at {restored_uri}",
+        round=0,
+        inner_step=0,
+        tokens=0,
+        loss_first=None,
+        loss_last=None,
+        ended=now,
+    )
+    store.create(keys.outcome(slot, incarnation), outcome.to_bytes())
+
+
+def _is_run(store: Store, run: Run) -> bool:
+    data = store.read(keys.RUN)
+    return data is not None and Run.parse(data, keys.RUN).nonce == run.nonce

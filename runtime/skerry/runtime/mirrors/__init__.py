@@ -1,0 +1,8 @@
+"""Copies of a run in other stores, from which it can go on when its own is lost.
+
+    mirror        copies a run to another store, round by round
+    restorable    the newest round from which a copy can go on
+    fork          makes a run of its own from a copy
+
+Every module works on stores and records alone; none needs torch.
+"""

@@ -1,0 +1,187 @@
+"""Makes a run of its own from a copy: the same rounds under another nonce, so that two stores never have one run.
+
+When a lost bucket comes back, its replicas go on with the old nonce. The records of the new run are those of the copy
+with the new nonce and the digests that follow from it; tensors are the same objects under the same names. run.json is
+created last: until then there is no run, and a repeat of the same call completes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import xxhash
+
+from skerry.runtime.errors import Conflict, Corrupt
+from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.log import read_record_bytes, read_run
+from skerry.runtime.log.records import (
+    GENESIS,
+    CheckpointManifest,
+    Commit,
+    Contribution,
+    Decision,
+    Member,
+    Outcome,
+    Parent,
+    Receipt,
+    Record,
+    Settings,
+    digest_of,
+)
+from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.tensors.payload_format import check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from skerry.runtime.log.records import Part, Run
+    from skerry.runtime.mirrors.restorable import Cut
+    from skerry.runtime.store import Store
+
+R = TypeVar("R", bound=Record)
+
+_COPIED_AS_THEY_ARE: Final = (keys.CODE, keys.INITIAL, keys.ARTIFACTS)
+
+
+def fork(source: Store, cut: Cut, target: Store, created: str, on_round: Callable[[int], None] | None = None) -> Run:
+    """Creates the run in `target` that continues `cut`, and returns it. created: the time, for people.
+
+    on_round: called with the number of rounds that are copied. Every byte of a tensor is verified. Raises Corrupt for
+    damage, before run.json exists, and Conflict if another attempt has left other objects in `target`.
+    """
+    return _Fork(source, cut, target).make(created, on_round or (lambda _: None))
+
+
+class _Fork:
+    """One attempt."""
+
+    def __init__(self, source: Store, cut: Cut, target: Store) -> None:
+        self._source, self._cut, self._target = source, cut, target
+        # The same for a repeat, so that it completes what an earlier attempt has left.
+        self._nonce = xxhash.xxh3_128_hexdigest(f"{cut.run.nonce} {cut.round} {cut.commit} {target.uri}".encode())
+        self._settings: dict[str | None, str | None] = {None: None}
+        self._commits = [GENESIS]
+
+    def make(self, created: str, on_round: Callable[[int], None]) -> Run:
+        cut, target = self._cut, self._target
+        mark = read_elsewhere(self._source)
+        parent = Parent(
+            uri=mark.uri if mark is not None and mark.why == "mirror" else self._source.uri,
+            run=cut.run.nonce,
+            round=cut.round,
+            commit=cut.commit,
+        )
+        run = cut.run.model_copy(
+            update={
+                "nonce": self._nonce,
+                "name": target.uri.rstrip("/").rpartition("/")[2],
+                "parent": parent,
+                "store": target.uri,
+                "created": created,
+            }
+        )
+        if (existing := read_run(target)) is not None:
+            if existing.nonce == self._nonce:
+                return existing
+            raise Conflict(f"{target.uri} has run {existing.name} already; name an empty prefix with --to")
+        for folder in _COPIED_AS_THEY_ARE:
+            self._copy([(entry.key, None) for entry in self._source.list(folder)])
+        for folder, kind in ((keys.MEMBERS, Member), (keys.OUTCOMES, Outcome)):
+            listed = [entry.key for entry in self._source.list(folder)]
+            self._put_all(listed, self._read_all(kind, listed), run=self._nonce)
+        self._rewrite_settings()
+        for number in range(cut.round):
+            self._rewrite_round(number)
+            on_round(number + 1)
+        self._rewrite_manifest(cut.checkpoint, keys.CHECKPOINTS)
+        for key in self._private_manifests():
+            self._rewrite_manifest(cut.checkpoint, key.removesuffix(f"{cut.checkpoint:08d}{keys.MANIFEST}"))
+        target.create(keys.RUN, run.to_bytes())
+        existing = read_run(target)
+        if existing is None or existing.nonce != self._nonce:
+            raise Conflict(f"{target.uri} was given another run at the same time; name an empty prefix with --to")
+        return existing
+
+    def _rewrite_settings(self) -> None:
+        previous, number = GENESIS, 1
+        while (data := read_record_bytes(self._source, key := keys.settings(number))) is not None:
+            old = Settings.parse(data, key)
+            if old.from_round > self._cut.round:
+                break  # no decision of the cut names it
+            new = self._put(key, old, run=self._nonce, previous=previous)
+            self._settings[digest_of(data)] = previous = new
+            number += 1
+
+    def _rewrite_round(self, number: int) -> None:
+        base = self._commits[-1]
+        commit = self._read(Commit, keys.commit(number))
+        decisions: list[str] = []
+        parts: list[tuple[str, Part | None]] = []
+        for exchange in range(len(commit.exchanges)):
+            decided = keys.decision(number, exchange)
+            decision = self._read(Decision, decided)
+            at = [keys.contribution(number, exchange, share.slot) for share in decision.members]
+            old = self._read_all(Contribution, at)
+            new = self._put_all(at, old, run=self._nonce, base=base)
+            members = tuple(
+                share.model_copy(update={"contribution": digest})
+                for share, digest in zip(decision.members, new, strict=True)
+            )
+            parts += [(keys.payload(number, each.slot, part.digest), part) for each in old for part in each.parts]
+            if decision.settings not in self._settings:
+                raise Corrupt(f"{self._source.uri}/{decided} names settings that are not there: {decision.settings}")
+            changed = {"members": members, "base": base, "settings": self._settings[decision.settings]}
+            decisions.append(self._put(decided, decision, run=self._nonce, **changed))
+        if number >= self._cut.checkpoint:
+            self._copy(parts)
+        chain = {"exchanges": tuple(decisions), "previous": base}
+        self._commits.append(self._put(keys.commit(number), commit, run=self._nonce, **chain))
+        listed = [entry.key for entry in self._source.list(keys.receipts_prefix(number))]
+        receipts = self._read_all(Receipt, listed)
+        self._put_all(listed, receipts, run=self._nonce, commit=self._commits[-1])
+
+    def _private_manifests(self) -> list[str]:
+        listed = [entry.key for entry in self._source.list(keys.PRIVATE)]
+        return [key for key in listed if key.endswith(f"/{self._cut.checkpoint:08d}{keys.MANIFEST}")]
+
+    def _rewrite_manifest(self, number: int, folder: str) -> None:
+        key = keys.checkpoint_manifest(number, folder)
+        manifest = self._read(CheckpointManifest, key)
+        self._copy([(keys.checkpoint_part(number, part.digest, folder), part) for part in manifest.parts])
+        self._put(key, manifest, run=self._nonce, commit=self._commits[number])
+
+    def _copy(self, objects: Sequence[tuple[str, Part | None]]) -> None:
+        """Copies objects as they are; those that are parts are verified, and a whole one is in memory."""
+
+        def copy(index: int) -> None:
+            key, part = objects[index]
+            data = self._source.read(key)
+            if data is None:
+                raise Corrupt(f"{self._source.uri}/{key} disappeared while it was copied; run the same command again")
+            if part is not None:
+                check_whole(data, part, key)
+            self._target.create(key, data)
+
+        run_parallel(self._target, len(objects), copy)
+
+    def _put_all(self, at: Sequence[str], records: Sequence[R], **changes: object) -> list[str]:
+        return run_parallel(self._target, len(at), lambda index: self._put(at[index], records[index], **changes))
+
+    def _put(self, key: str, record: Record, **changes: object) -> str:
+        """Creates the changed record, and returns its digest."""
+        data = record.model_copy(update=changes).to_bytes()
+        if not self._target.create(key, data) and bytes(self._target.read(key) or b"") != data:
+            raise Conflict(
+                f"{self._target.uri}/{key} is of another attempt; name an empty prefix with --to, or delete this one"
+            )
+        return digest_of(data)
+
+    def _read_all(self, kind: type[R], at: Sequence[str]) -> list[R]:
+        return run_parallel(self._source, len(at), lambda index: self._read(kind, at[index]))
+
+    def _read(self, kind: type[R], key: str) -> R:
+        data = read_record_bytes(self._source, key)
+        if data is None:
+            raise Corrupt(f"{self._source.uri}/{key} is missing; see `skerry doctor {self._source.uri}`")
+        return kind.parse(data, key)

@@ -1,0 +1,301 @@
+"""Copies a run to another store, round by round, so that a copy that ends anywhere is still an older run.
+
+An object is created after all that it names: payloads, contributions, decisions, the commit, receipts; the parts of a
+checkpoint, then its manifest. Records are compared with the digests that name them, and tensors with their own, so
+damage is never copied. A repeat goes on where the copy ends; several writers at once create the same objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
+from skerry.runtime.log.records import (
+    GENESIS,
+    CheckpointManifest,
+    Commit,
+    Contribution,
+    Decision,
+    Elsewhere,
+    Run,
+    digest_of,
+)
+from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.tensors.payload_format import check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.log.records import Part
+    from skerry.runtime.store import Store
+
+KEPT: Final = 2
+"""Complete checkpoints that stay in a mirror: the newest may be damaged there."""
+# Receipts of the newest rounds may come late.
+_LATE: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorOptions:
+    """every: rounds between two checkpoints. payloads: what rounds after the last checkpoint need is copied, too.
+
+    private: the state that each replica alone has is copied with a checkpoint. Raises Invalid for every < 1.
+    """
+
+    every: int = 1
+    payloads: bool = True
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise Invalid(f"a mirror copies a checkpoint every so many rounds, at least 1: every={self.every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorProgress:
+    """The state of a mirror. rounds: closed in the run; copied: of these, with their records in the mirror.
+
+    checkpoint: the newest complete one in the mirror, None without any. objects, bytes: copied by this `Mirror`.
+    """
+
+    rounds: int
+    copied: int
+    checkpoint: int | None
+    objects: int
+    bytes: int
+
+
+class Mirror:
+    """A copy of one run in another store. For one thread."""
+
+    def __init__(
+        self, source: Store, target: Store, clock: Clock, options: MirrorOptions | None = None, *, by: str = "skerry"
+    ) -> None:
+        """by: the operator or the slot that copies, for people.
+
+        Raises Invalid if the source has no run or is a mirror, or if the target is the source, or has a run that is
+        not its mirror.
+        """
+        self.options = options or MirrorOptions()
+        self._source, self._target = source, target
+        self.run = self._checked_run(clock, by)
+        self._log = RunLog(source, self.run)
+        self._copied = RunLog(target, self.run).find_head(0)
+        self._previous = _digest(target, keys.commit(self._copied - 1)) if self._copied else GENESIS
+        self._checkpoints = complete_checkpoints(target)
+        self._objects = self._bytes = 0
+
+    def catch_up(self) -> MirrorProgress:
+        """Copies what is new. Raises Corrupt for damage in the source, Conflict if the mirror has another object there.
+
+        Raises the errors of both stores, too; the next call goes on.
+        """
+        rounds = self._log.find_head(self._copied)
+        # After the look at the head, so that all starts are there that its contributions name.
+        self._copy_folders(keys.CODE, keys.INITIAL, keys.SETTINGS, keys.MEMBERS)
+        self._copy_all([keys.RUN])
+        receipts = range(max(0, self._copied - _LATE), self._copied)
+        while self._copied < rounds:
+            self._copy_round(self._copied)
+        for number in receipts:
+            self._copy_receipts(number)
+        self._copy_newest_checkpoint()
+        self._copy_folders(keys.OUTCOMES, keys.ARTIFACTS)
+        return MirrorProgress(
+            rounds=rounds,
+            copied=self._copied,
+            checkpoint=max(self._checkpoints, default=None),
+            objects=self._objects,
+            bytes=self._bytes,
+        )
+
+    def _checked_run(self, clock: Clock, by: str) -> Run:
+        source, target = self._source, self._target
+        run = read_run(source)
+        if run is None:
+            raise Invalid(
+                f"no run at {source.uri}; name the URI of a run's own prefix, as `skerry runs STORE` lists them"
+            )
+        if target.uri.rstrip("/") == source.uri.rstrip("/"):
+            raise Invalid(f"a run is no mirror of itself: {source.uri}; name another store")
+        if (mark := read_elsewhere(source)) is not None and mark.why == "mirror":
+            raise Invalid(f"{source.uri} is a mirror of {mark.uri}; copy that run, or restore it from here first")
+        mark = read_elsewhere(target)
+        if mark is None:
+            if (other := read_run(target)) is not None:
+                raise Invalid(f"{target.uri} has run {other.name} already, and is no mirror; name an empty prefix")
+            mark = Elsewhere(why="mirror", uri=source.uri, run=run.nonce, round=0, by=by, created=clock.utc_text())
+            if not target.create(keys.ELSEWHERE, mark.to_bytes()):
+                mark = read_elsewhere(target) or mark
+        if mark.why != "mirror" or mark.run != run.nonce:
+            raise Invalid(f"{target.uri} belongs to another run, {mark.uri}; name an empty prefix for each mirror")
+        return run
+
+    def _copy_folders(self, *folders: str) -> None:
+        for folder in folders:
+            here = {entry.key for entry in self._target.list(folder)}
+            missing = [entry.key for entry in self._source.list(folder) if entry.key not in here]
+            # Parts are created before the manifest that names them.
+            for manifests in (False, True):
+                self._copy_all([key for key in missing if key.endswith(keys.MANIFEST) == manifests])
+
+    def _copy_round(self, number: int) -> None:
+        key = keys.commit(number)
+        data = self._need(key)
+        commit = Commit.parse(data, key)
+        if commit.run != self.run.nonce or commit.previous != self._previous:
+            raise Diverged(f"{self._source.uri}/{key} does not follow the commit before it; see `skerry doctor`")
+        decisions: list[tuple[str, bytes]] = []
+        contributions: list[tuple[str, bytes]] = []
+        parts: list[tuple[str, Part]] = []
+        for exchange, digest in enumerate(commit.exchanges):
+            decided = keys.decision(number, exchange)
+            body = self._need(decided, digest)
+            decisions.append((decided, body))
+            for share in Decision.parse(body, decided).members:
+                at = keys.contribution(number, exchange, share.slot)
+                contributed = self._need(at, share.contribution)
+                contributions.append((at, contributed))
+                named = Contribution.parse(contributed, at).parts
+                parts += [(keys.payload(number, share.slot, part.digest), part) for part in named]
+        if self.options.payloads:
+            self._copy_parts(parts, lambda: True)
+        for records in (contributions, decisions):
+            run_parallel(self._target, len(records), lambda index, records=records: self._put(*records[index]))
+        self._put(key, data)
+        self._copied, self._previous = number + 1, digest_of(data)
+        self._copy_receipts(number)
+
+    def _copy_receipts(self, number: int) -> None:
+        folder = keys.receipts_prefix(number)
+        here = {entry.key for entry in self._target.list(folder)}
+        self._copy_all([entry.key for entry in self._source.list(folder) if entry.key not in here])
+
+    def _copy_newest_checkpoint(self) -> None:
+        listed = [number for number in complete_checkpoints(self._source) if number <= self._copied]
+        newest, last = max(listed, default=None), max(self._checkpoints, default=None)
+        if newest is None:
+            return
+        closed = self._log.read_last_commit(self._copied)
+        is_last = newest == self._copied and self.run.is_over(newest, 0.0 if closed is None else closed.record.work)
+        if last is None or newest >= last + self.options.every or (is_last and newest > last):
+            if not self._copy_checkpoint(newest, keys.CHECKPOINTS):
+                return  # deleted meanwhile, because there is a newer one
+            self._checkpoints.add(newest)
+        if self.options.private:
+            self._copy_private()
+        self._delete_old()
+
+    def _copy_private(self) -> None:
+        """Copies the private states that belong to a checkpoint of the mirror. They may come after it."""
+        here = {entry.key for entry in self._target.list(keys.PRIVATE)}
+        for entry in self._source.list(keys.PRIVATE):
+            if entry.key.endswith(keys.MANIFEST) and entry.key not in here:
+                number = keys.round_of(entry.key)
+                if number in self._checkpoints:
+                    self._copy_checkpoint(number, entry.key.removesuffix(f"{number:08d}{keys.MANIFEST}"))
+
+    def _copy_checkpoint(self, number: int, folder: str) -> bool:
+        """Returns False if it was deleted in the source meanwhile."""
+        key = keys.checkpoint_manifest(number, folder)
+        data = read_record_bytes(self._source, key)
+        if data is None:
+            return False
+        manifest = CheckpointManifest.parse(data, key)
+        if (manifest.run, manifest.commit) != (self.run.nonce, self._log.read_previous_digest(number)):
+            raise Corrupt(f"{self._source.uri}/{key} belongs to another log: run={manifest.run}; see `skerry doctor`")
+        parts = [(keys.checkpoint_part(number, part.digest, folder), part) for part in manifest.parts]
+        if not self._copy_parts(parts, lambda: read_record_bytes(self._source, key) is None):
+            return False
+        self._put(key, bytes(data))
+        return True
+
+    def _copy_parts(self, parts: Sequence[tuple[str, Part]], may_be_gone: Callable[[], bool]) -> bool:
+        """Copies what is missing, every byte verified; a whole part is in memory.
+
+        may_be_gone: asked when a part is gone. Returns False if it may be, and raises Corrupt otherwise.
+        """
+        folders = {key.rpartition("/")[0] + "/" for key, _ in parts}
+        here = {entry.key: entry.size for folder in folders for entry in self._target.list(folder)}
+        missing = [(key, part) for key, part in parts if here.get(key) != part.total_bytes]
+
+        def copy(index: int) -> bool:
+            key, part = missing[index]
+            data = self._source.read(key)
+            if data is None:
+                if may_be_gone():
+                    return False
+                raise Corrupt(f"{self._source.uri}/{key} is missing, which a record names; see `skerry doctor`")
+            check_whole(data, part, key)
+            if self._target.create(key, data):
+                self._count(len(data))
+            return True
+
+        return all(run_parallel(self._target, len(missing), copy))
+
+    def _delete_old(self) -> None:
+        """Deletes what the newest checkpoints of the mirror do not need: older ones, manifests first, and payloads."""
+        if len(self._checkpoints) <= KEPT:
+            return
+        kept = sorted(self._checkpoints)[-KEPT:]
+        old: list[str] = []
+        for folder in (keys.CHECKPOINTS, keys.PRIVATE, keys.PAYLOADS):
+            old += [key for number, key in _by_round(self._target, folder) if number < kept[0]]
+        for manifests in (True, False):
+            chosen = [key for key in old if key.endswith(keys.MANIFEST) == manifests]
+            run_parallel(self._target, len(chosen), lambda index, chosen=chosen: self._target.delete(chosen[index]))
+        self._checkpoints = set(kept)
+
+    def _copy_all(self, chosen: Sequence[str]) -> None:
+        def copy(index: int) -> None:
+            data = self._source.read(chosen[index])
+            if data is not None:
+                self._put(chosen[index], bytes(data))
+
+        run_parallel(self._target, len(chosen), copy)
+
+    def _need(self, key: str, digest: str | None = None) -> bytes:
+        data = read_record_bytes(self._source, key)
+        if data is None:
+            raise Corrupt(f"{self._source.uri}/{key} is missing, which another record names; see `skerry doctor`")
+        if digest is not None and digest_of(data) != digest:
+            raise Corrupt(f"{self._source.uri}/{key} is damaged: digest={digest_of(data)} expected={digest}")
+        return bytes(data)
+
+    def _put(self, key: str, data: bytes) -> None:
+        if self._target.create(key, data):
+            self._count(len(data))
+        elif bytes(self._target.read(key) or b"") != data:
+            raise Conflict(
+                f"{self._target.uri}/{key} differs from {self._source.uri}/{key}; delete the mirror and make it again"
+            )
+
+    def _count(self, size: int) -> None:
+        self._objects += 1
+        self._bytes += size
+
+
+def complete_checkpoints(store: Store) -> set[int]:
+    """The rounds with a checkpoint whose manifest is stored. One listing."""
+    return {number for number, key in _by_round(store, keys.CHECKPOINTS) if key.endswith(keys.MANIFEST)}
+
+
+def _by_round(store: Store, folder: str) -> Iterator[tuple[int, str]]:
+    for entry in store.list(folder):
+        try:
+            number = keys.round_of(entry.key)
+        except Invalid:  # a foreign object
+            continue
+        yield number, entry.key
+
+
+def _digest(store: Store, key: str) -> str:
+    data = read_record_bytes(store, key)
+    if data is None:
+        raise Corrupt(f"{store.uri}/{key} disappeared; delete the mirror and make it again")
+    return digest_of(data)

@@ -1,0 +1,130 @@
+"""Finds the newest round from which a copy of a run can go on: a pure look at one store, which is never written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_record_bytes, read_run
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, Run, digest_of
+from skerry.runtime.mirrors.mirror import complete_checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.log.records import Part
+    from skerry.runtime.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A whole older run in a copy: `round` closed rounds. checkpoint: the one that a replica loads, at most `round`.
+
+    commit: digest of the last commit, GENESIS for none. logged: closed rounds with a commit there, of which those after
+    `round` are lost. skipped: newer checkpoints that cannot be used, with the reason.
+    """
+
+    run: Run
+    round: int
+    checkpoint: int
+    commit: str
+    logged: int
+    skipped: tuple[str, ...] = ()
+
+
+def find_cut(store: Store, at: int | None = None) -> Cut:
+    """The newest whole cut of the run in `store`, or the one of `at` closed rounds.
+
+    Costs a few listings, a checkpoint's manifest, and the records of the rounds after it. Lengths are compared, and the
+    digests of records; the bytes of tensors are not read. Raises Invalid, with what there is, if there is none.
+    """
+    run = read_run(store)
+    if run is None:
+        raise Invalid(f"no run at {store.uri}; name the URI of a mirror, as its `skerry replicate` did")
+    logged = _head(store)
+    if at is not None and at > logged:
+        raise Invalid(f"--at {at}: the copy at {store.uri} has {logged} rounds")
+    skipped: list[str] = []
+    for checkpoint in sorted(complete_checkpoints(store), reverse=True):
+        if checkpoint > (logged if at is None else at):
+            continue
+        try:
+            commit = _checked_checkpoint(store, run, checkpoint)
+        except Corrupt as error:
+            skipped.append(str(error))
+            continue
+        number = checkpoint
+        while number < (logged if at is None else at) and (closed := _followed(store, run, number, commit)) is not None:
+            number, commit = number + 1, closed
+        if at is None or number == at:
+            return Cut(
+                run=run, round=number, checkpoint=checkpoint, commit=commit, logged=logged, skipped=tuple(skipped)
+            )
+        skipped.append(f"the payloads of round {number} are not there")
+    why = f": {'; '.join(skipped)}" if skipped else ""
+    wanted = "" if at is None else f" of {at} rounds"
+    raise Invalid(f"nothing{wanted} at {store.uri} can be restored; it has {logged} rounds{why}")
+
+
+def _head(store: Store) -> int:
+    """The number of commits before the first gap."""
+    head = 0
+    for entry in store.list(keys.COMMITS):
+        try:
+            number = keys.round_of(entry.key)
+        except Invalid:  # a foreign object
+            continue
+        if number != head:
+            break
+        head += 1
+    return head
+
+
+def _checked_checkpoint(store: Store, run: Run, number: int) -> str:
+    """The digest of the commit that it follows. Raises Corrupt if it is not whole, or does not belong to this log."""
+    key = keys.checkpoint_manifest(number)
+    manifest = CheckpointManifest.parse(_bytes(store, key), key)
+    commit = GENESIS if number == 0 else digest_of(_bytes(store, keys.commit(number - 1)))
+    if (manifest.run, manifest.commit) != (run.nonce, commit):
+        raise Corrupt(f"{key} belongs to another log")
+    if missing := _missing(store, [(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts]):
+        raise Corrupt(f"{missing} is missing or has another length")
+    return commit
+
+
+def _followed(store: Store, run: Run, number: int, previous: str) -> str | None:
+    """The digest of a round's commit if all is there that a replica needs to follow the round; None otherwise."""
+    key = keys.commit(number)
+    data = _bytes(store, key)
+    commit = Commit.parse(data, key)
+    if (commit.run, commit.previous) != (run.nonce, previous):
+        return None
+    parts: list[tuple[str, Part]] = []
+    for exchange, digest in enumerate(commit.exchanges):
+        decided = read_record_bytes(store, keys.decision(number, exchange))
+        if decided is None or digest_of(decided) != digest:
+            return None
+        for share in Decision.parse(decided, keys.decision(number, exchange)).members:
+            at = keys.contribution(number, exchange, share.slot)
+            contributed = read_record_bytes(store, at)
+            if contributed is None or digest_of(contributed) != share.contribution:
+                return None
+            named = Contribution.parse(contributed, at).parts
+            parts += [(keys.payload(number, share.slot, part.digest), part) for part in named]
+    return None if _missing(store, parts) else digest_of(data)
+
+
+def _missing(store: Store, parts: Sequence[tuple[str, Part]]) -> str | None:
+    """The first key that is not stored in full length."""
+    folders = {key.rpartition("/")[0] + "/" for key, _ in parts}
+    sizes = {entry.key: entry.size for folder in folders for entry in store.list(folder)}
+    return next((key for key, part in parts if sizes.get(key) != part.total_bytes), None)
+
+
+def _bytes(store: Store, key: str) -> memoryview:
+    data = read_record_bytes(store, key)
+    if data is None:
+        raise Corrupt(f"{key} is missing")
+    return data

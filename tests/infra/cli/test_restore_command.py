@@ -1,0 +1,184 @@
+"""`skerry replicate` and `skerry restore`: a run goes on from its mirror, and its original ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.infra.runs import skerry, write_spec
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    begin_run,
+    islands_of,
+    stop_managers,
+    train_all,
+    wait_until_saved,
+)
+
+from skerry.runtime.errors import Invalid, Moved
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROUNDS = 3
+
+
+class Places:
+    """The URIs of a run, its mirror and the restored run, and its replicas; both are still in the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.original = (folder / "east/my-run").as_uri()
+        self.mirrors = (folder / "west").as_uri()
+        self.mirror = f"{self.mirrors}/my-run"
+        self.restored = (folder / "north/my-run").as_uri()
+        store = open_store(self.original)
+        begin_run(store, "ab", minimum=2, store=self.original)
+        self.islands = islands_of(store, "ab", grace_s=60.0)
+        self.train(ROUNDS)
+
+    def train(self, rounds: int) -> None:
+        train_all(self.islands, rounds, close=False)
+        for island in self.islands:
+            wait_until_saved(island)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    yield Places(tmp_path)
+    stop_managers()
+
+
+def replicate(places: Places, *words: str) -> dict[str, object]:
+    done = skerry("replicate", places.original, "--to", places.mirrors, *words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output.splitlines()[-1])
+
+
+def test_run_goes_on_in_another_store_when_its_own_is_lost(places: Places) -> None:
+    copied = replicate(places)
+    assert (copied["uri"], copied["rounds"], copied["copied"]) == (places.mirror, ROUNDS, ROUNDS)
+    before = [{name: tensor.clone() for name, tensor in island.originals.items()} for island in places.islands]
+    for island in places.islands:
+        with suppress(OSError):
+            island.stop()
+    shutil.rmtree(places.folder / "east")
+    preview = skerry("restore", places.mirror, "--dry-run")
+    assert "no such run is there any more" in preview.output
+    assert "lost: no round that is known to be closed" in preview.output
+    assert not (places.folder / "north").exists()
+    done = skerry("restore", places.mirror, "--to", places.restored)
+    assert done.exit_code == 0, done.output
+    assert "write into its spec `store: " in done.output
+    store = open_store(places.restored)
+    joined = Island(store, "a", grace_s=60.0)
+    joined.join()
+    for name, tensor in before[0].items():
+        assert torch.equal(joined.originals[name], tensor)
+    joined.stop()
+    islands = islands_of(store, "ab", grace_s=60.0)
+    train_all(islands, ROUNDS + 2)
+    assert_same_parameters(islands)
+    assert skerry("doctor", "--deep", places.restored).exit_code == 0
+
+
+def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Places) -> None:
+    replicate(places)
+    refused = skerry("restore", places.mirror, "--to", places.restored)
+    assert refused.exit_code == 2
+    assert "add --auto-approve" in refused.output
+    done = skerry("restore", places.mirror, "--to", places.restored, "--auto-approve", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output.splitlines()[-1])["ended"] == ["a", "b"]
+    first, second = places.islands
+    with pytest.raises(Moved, match=places.restored):
+        first.train(ROUNDS + 1)
+    with pytest.raises(Moved, match=places.restored):
+        Island(open_store(places.original), "c")
+    again = skerry("restore", places.mirror, "--to", f"{places.restored}-2", "--auto-approve")
+    assert again.exit_code == 1
+    assert f"goes on at {places.restored}: two runs continue it now" in again.output
+    second.stop()
+
+
+def test_rounds_after_the_copy_are_reported_as_lost(places: Places) -> None:
+    replicate(places)
+    places.train(ROUNDS + 2)
+    preview = json.loads(skerry("restore", places.mirror, "--dry-run", "--json").output.splitlines()[-1])
+    assert (preview["round"], preview["lost"], preview["uri"]) == (ROUNDS, 2, None)
+    refused = skerry("restore", places.mirror, "--dry-run", "--at", "1")
+    assert refused.exit_code == 2
+    assert f"nothing of 1 rounds at {places.mirror} can be restored" in refused.output
+    assert "has 3 rounds" in skerry("restore", places.mirror, "--at", "9").output
+
+
+def test_rehearsal_reads_every_byte_and_leaves_nothing(places: Places) -> None:
+    replicate(places)
+    done = skerry("restore", places.mirror, "--rehearse")
+    assert done.exit_code == 0, done.output
+    assert "every byte read" in done.output
+    assert sorted(path.name for path in (places.folder / "west").iterdir()) == ["my-run"]
+    mirror = open_store(places.mirror)
+    part = next(e.key for e in mirror.list(keys.CHECKPOINTS) if not e.key.endswith("manifest.json"))
+    for entry in mirror.list(keys.CHECKPOINTS):
+        if entry.key.endswith("manifest.json"):
+            continue
+        path = places.folder / "west/my-run" / entry.key
+        damaged = bytearray(path.read_bytes())
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+    failed = skerry("restore", places.mirror, "--rehearse")
+    assert failed.exit_code == 1
+    assert "payload is damaged" in failed.output
+    assert part.partition("/")[0] in failed.output
+    assert sorted(path.name for path in (places.folder / "west").iterdir()) == ["my-run"]
+
+
+def test_copy_made_by_hand_is_refused_and_can_be_restored(places: Places) -> None:
+    for island in places.islands:
+        island.stop()
+    shutil.copytree(places.folder / "east", places.folder / "copied")
+    copied = (places.folder / "copied/my-run").as_uri()
+    with pytest.raises(Invalid, match=f"is a copy of run {places.original}, made by hand"):
+        Island(open_store(copied), "a")
+    done = skerry("restore", copied, "--auto-approve")
+    assert done.exit_code == 0, done.output
+    run = read_run(open_store(f"{copied}-restored"))
+    assert run is not None
+    assert run.parent is not None
+    assert run.parent.uri == copied
+
+
+def test_folder_that_was_moved_is_no_copy(places: Places) -> None:
+    for island in places.islands:
+        island.stop()
+    shutil.move(places.folder / "east", places.folder / "elsewhere")
+    Island(open_store((places.folder / "elsewhere/my-run").as_uri()), "a").stop()
+
+
+def test_up_refuses_a_mirror(tmp_path: Path, places: Places) -> None:
+    replicate(places)
+    spec = write_spec(tmp_path)
+    refused = skerry("up", spec, "--set", f"store={places.mirrors}", "--set", "run=my-run")
+    assert refused.exit_code != 0
+    assert "is a mirror of run" in refused.output, refused.output
+
+
+def test_following_ends_with_the_run(tmp_path: Path) -> None:
+    original = (tmp_path / "east/my-run").as_uri()
+    store = open_store(original)
+    begin_run(store, "a", rounds=ROUNDS)
+    Island(store, "a", minimum=1).train(ROUNDS)
+    done = skerry("replicate", original, "--to", (tmp_path / "west").as_uri(), "--follow", "--every", "10")
+    assert done.exit_code == 0, done.output
+    assert f"{ROUNDS} of {ROUNDS} rounds, checkpoint {ROUNDS}" in done.output
+    stop_managers()

@@ -1,0 +1,220 @@
+"""A mirror that ends after any of its writes is an older run, from which replicas go on with the same bits."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    begin_run,
+    islands_of,
+    manager_of,
+    stop_managers,
+    train_all,
+    wait_until_saved,
+)
+from tests.kit.stores import HookedStore
+
+from skerry.infra.observe.doctor.examine import examine_store
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Conflict, Corrupt, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.mirrors.fork import fork
+from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints
+from skerry.runtime.mirrors.restorable import find_cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.runtime.log.records import Run
+    from skerry.runtime.store import Store
+
+ROUNDS = 4
+CLOCK = SystemClock()
+
+
+class Named(HookedStore):
+    """A memory store with a URI of its own; it raises KilledError at the create after so many."""
+
+    def __init__(self, name: str, creates: int | None = None) -> None:
+        super().__init__(self._count)
+        self.name, self.left, self.created = name, creates, 0
+
+    @property
+    def uri(self) -> str:
+        return f"memory://{self.name}"
+
+    def _count(self, verb: str, key: str) -> None:
+        if verb == "create":
+            if self.left is not None and self.created >= self.left:
+                raise KilledError(key)
+            self.created += 1
+
+
+class KilledError(Exception):
+    pass
+
+
+def trained(store: Store, rounds: int = ROUNDS) -> list[Island]:
+    islands = islands_of(store, "ab", grace_s=60.0)
+    train_all(islands, rounds)
+    return islands
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[tuple[Named, list[Island]]]:
+    """A run of two replicas after some rounds; checkpoint 4 is its newest, and the payloads since checkpoint 2 stay."""
+    store = Named("runs/original")
+    begin_run(store, "ab", minimum=2, rounds=None)
+    yield store, trained(store)
+    stop_managers()
+
+
+def restored(mirror: Store, name: str = "runs/restored", at: int | None = None) -> tuple[Named, Run]:
+    target = Named(name)
+    return target, fork(mirror, find_cut(mirror, at), target, CLOCK.utc_text())
+
+
+def test_mirror_is_complete_and_restored_run_is_healthy(original: tuple[Named, list[Island]]) -> None:
+    store, _ = original
+    mirror = Named("mirrors/original")
+    progress = Mirror(store, mirror, CLOCK).catch_up()
+    assert (progress.rounds, progress.copied, progress.checkpoint) == (ROUNDS, ROUNDS, ROUNDS)
+    target, run = restored(mirror)
+    examination = examine_store(target, on_progress=lambda _done, _whole: None)
+    assert [item.text for item in examination.findings if item.severity == "error"] == []
+    before = read_run(store)
+    assert before is not None
+    assert run.parent is not None
+    assert run.nonce != before.nonce
+    assert (run.parent.uri, run.parent.run, run.parent.round) == (store.uri, before.nonce, ROUNDS)
+    # A repeat copies nothing.
+    assert Mirror(store, mirror, CLOCK).catch_up().objects == 0
+
+
+def test_replicas_of_a_restored_run_continue_with_the_same_bits(original: tuple[Named, list[Island]]) -> None:
+    store, islands = original
+    mirror = Named("mirrors/original")
+    Mirror(store, mirror, CLOCK).catch_up()
+    target, _ = restored(mirror)
+    joined = Island(target, "a", grace_s=60.0)
+    joined.join()
+    for name, tensor in islands[0].originals.items():
+        assert torch.equal(joined.originals[name], tensor)
+    joined.manager.shutdown()
+    assert_same_parameters(trained(target, ROUNDS + 2))
+
+
+def test_every_prefix_of_the_writes_is_an_older_run(original: tuple[Named, list[Island]]) -> None:
+    store, _ = original
+    whole = Named("mirrors/original")
+    Mirror(store, whole, CLOCK).catch_up()
+    rounds: list[int] = []
+    for creates in range(whole.created + 1):
+        cut_off = Named("mirrors/original", creates)
+        with suppress(KilledError):
+            Mirror(store, cut_off, CLOCK).catch_up()
+        if not complete_checkpoints(cut_off):
+            with pytest.raises(Invalid, match=r"no run at|can be restored"):
+                find_cut(cut_off)
+            continue
+        rounds.append(find_cut(cut_off).round)
+        target, _ = restored(cut_off)
+        examination = examine_store(target, on_progress=lambda _done, _whole: None)
+        assert [item.text for item in examination.findings if item.severity == "error"] == [], creates
+        # The next one finishes the mirror.
+        cut_off.left = None
+        assert Mirror(store, cut_off, CLOCK).catch_up().copied == ROUNDS
+        assert find_cut(cut_off).round == ROUNDS
+    assert rounds
+    assert rounds == sorted(rounds)
+
+
+def test_without_a_checkpoint_of_the_head_rounds_are_followed(original: tuple[Named, list[Island]]) -> None:
+    store, islands = original
+    mirror = Named("mirrors/original")
+    Mirror(store, mirror, CLOCK).catch_up()
+    mirror.delete(keys.checkpoint_manifest(ROUNDS))
+    copied = Named("mirrors/original")
+    for entry in store.list(""):
+        if entry.key != keys.checkpoint_manifest(ROUNDS):
+            copied.create(entry.key, bytes(store.read(entry.key) or b""))
+    cut = find_cut(copied)
+    assert (cut.round, cut.checkpoint) == (ROUNDS, ROUNDS - 1)
+    target, _ = restored(copied)
+    joined = Island(target, "a", grace_s=60.0)
+    assert joined.join() == 1
+    for name, tensor in islands[0].originals.items():
+        assert torch.equal(joined.originals[name], tensor)
+    joined.manager.shutdown()
+
+
+def test_damage_in_the_source_is_not_copied(original: tuple[Named, list[Island]]) -> None:
+    store, _ = original
+    damaged = Named("runs/original")
+    part = next(e.key for e in store.list(keys.CHECKPOINTS + f"{ROUNDS:08d}/") if not e.key.endswith("manifest.json"))
+    for entry in store.list(""):
+        data = bytearray(store.read(entry.key) or b"")
+        if entry.key == part:
+            data[-1] ^= 1
+        damaged.create(entry.key, data)
+    mirror = Named("mirrors/original")
+    with pytest.raises(Corrupt, match=part):
+        Mirror(damaged, mirror, CLOCK).catch_up()
+    assert complete_checkpoints(mirror) == set()
+
+
+def test_mirror_keeps_its_two_newest_checkpoints() -> None:
+    store, mirror = Named("runs/long"), Named("mirrors/long")
+    begin_run(store, "a", minimum=1)
+    copier: Mirror | None = None
+    island = Island(store, "a", minimum=1)
+    for rounds in range(1, 6):
+        island.train(rounds, close=False)
+        wait_until_saved(island)
+        copier = copier or Mirror(store, mirror, CLOCK, MirrorOptions(every=2))
+        copier.catch_up()
+    island.manager.shutdown()
+    assert copier is not None
+    copier.catch_up()
+    assert len(complete_checkpoints(mirror)) <= KEPT
+    oldest = min(complete_checkpoints(mirror))
+    assert all(keys.round_of(entry.key) >= oldest for entry in mirror.list(keys.PAYLOADS))
+    assert find_cut(mirror).round == 5
+
+
+def test_prefix_with_a_run_is_no_place_for_a_mirror(original: tuple[Named, list[Island]]) -> None:
+    store, _ = original
+    other = Named("runs/other")
+    begin_run(other, "a")
+    for target, reason in ((other, "has run test already"), (store, "no mirror of itself")):
+        with pytest.raises(Invalid, match=reason):
+            Mirror(store, target, CLOCK)
+    mirror = Named("mirrors/original")
+    Mirror(store, mirror, CLOCK).catch_up()
+    with pytest.raises(Invalid, match="belongs to another run"):
+        Mirror(other, mirror, CLOCK)
+    with pytest.raises(Invalid, match="is a mirror of memory://runs/original"):
+        Mirror(mirror, Named("mirrors/second"), CLOCK).catch_up()
+
+
+def test_second_restore_to_a_used_prefix_is_refused(original: tuple[Named, list[Island]]) -> None:
+    store, _ = original
+    mirror = Named("mirrors/original")
+    Mirror(store, mirror, CLOCK).catch_up()
+    target = Named("runs/restored")
+    begin_run(target, "a")
+    with pytest.raises(Conflict, match="has run test already"):
+        fork(mirror, find_cut(mirror), target, CLOCK.utc_text())
+
+
+def test_replica_does_not_start_in_a_mirror(original: tuple[Named, list[Island]]) -> None:
+    mirror = Named("mirrors/original")
+    Mirror(original[0], mirror, CLOCK).catch_up()
+    with pytest.raises(Invalid, match="is a mirror of run memory://runs/original"):
+        manager_of(mirror, "a")
