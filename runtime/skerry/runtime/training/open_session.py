@@ -277,5 +277,4 @@ def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
         codec=terms.codec,
         weighting="uniform",
         created=clock.utc_text(),
-        store=uri,
     )
