@@ -7,48 +7,38 @@ Source: https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html, 64-bit li
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from pathlib import Path
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
-SYMBOLS, STRINGS, NOTHING, NO_BITS = 2, 3, 0, 8
+SYMBOLS, NO_BITS = 2, 8
 IN_MEMORY = 2
 ALIGNMENT = 8
 
 
-def main() -> int:
-    """Strip every library below the folder, and print the bytes saved."""
-    saved = sum(
-        cut(path) for path in sorted(Path(sys.argv[1]).rglob("*.so*")) if path.is_file() and not path.is_symlink()
-    )
-    sys.stderr.write(f"removed {saved / 1e6:.0f} MB of debug symbols\n")
-    return 0
-
-
 def cut(path: Path) -> int:
     """Strip one file and return the bytes saved. Only a table at the end of the file is removed."""
+    size = path.stat().st_size
     with path.open("r+b") as file:
         header = file.read(HEADER.size)
         if len(header) < HEADER.size or header[:6] != b"\x7fELF\x02\x01":
             return 0
         fields = list(HEADER.unpack(header))
-        table_at, entry_size, count, names_index = fields[6], fields[11], fields[12], fields[13]
+        entry_size, count, names_index = fields[11:14]
         if entry_size != SECTION.size or not 0 < names_index < count:
             return 0
-        file.seek(table_at)
+        file.seek(fields[6])
         sections = [list(SECTION.unpack(file.read(SECTION.size))) for _ in range(count)]
-        symbols = [n for n, section in enumerate(sections) if section[1] == SYMBOLS]
-        unread = {n for at in symbols for n in (at, sections[at][6])} - {names_index}
-        if not symbols or any(sections[n][2] & IN_MEMORY for n in unread):
+        unread = {n for at, section in enumerate(sections) if section[1] == SYMBOLS for n in (at, section[6])}
+        unread -= {names_index}
+        if not unread or any(sections[n][2] & IN_MEMORY for n in unread):
             return 0
-        kept = [n for n, section in enumerate(sections) if n not in unread and section[1] not in {NOTHING, NO_BITS}]
-        end = max((sections[n][4] + sections[n][5] for n in kept if n != names_index), default=0)
+        kept = [s for n, s in enumerate(sections) if n not in {*unread, names_index} and s[1] not in {0, NO_BITS}]
+        end = max((section[4] + section[5] for section in kept), default=0)
         if end > min(sections[n][4] for n in unread):
             return 0
-        size = os.fstat(file.fileno()).st_size
         file.seek(sections[names_index][4])
         names = file.read(sections[names_index][5])
         for n in unread:
@@ -57,13 +47,14 @@ def cut(path: Path) -> int:
         sections[names_index][4] = end
         fields[6] = -(-(end + len(names)) // ALIGNMENT) * ALIGNMENT
         file.seek(end)
-        file.write(names.ljust(fields[6] - end, b"\0"))
-        file.write(b"".join(SECTION.pack(*section) for section in sections))
+        file.write(names.ljust(fields[6] - end, b"\0") + b"".join(SECTION.pack(*section) for section in sections))
         file.truncate()
         file.seek(0)
         file.write(HEADER.pack(*fields))
-        return size - os.fstat(file.fileno()).st_size
+    return size - path.stat().st_size
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for library in Path(sys.argv[1]).rglob("*.so*"):
+        if library.is_file() and not library.is_symlink():
+            cut(library)

@@ -35,6 +35,7 @@ __all__ = ["skerry_containers", "skerry_registry", "skerry_sandbox"]
 ROOT: Final = Path(__file__).parents[2]
 BASE: Final = "skerry-base:bookworm"
 IMAGE: Final = "skerry:cpu"
+WHEELS: Final = ROOT / "images/replica/wheels"
 # Of one container's or one run's way to where it shall come; two cores import torch in 4 s for each replica.
 DEADLINE_S: Final = 240.0
 

@@ -8,9 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.e2e.conftest import DEADLINE_S, ROOT, finish_a_run, package_index
-
-from skerry.infra.image.source import WHEELS
+from tests.e2e.conftest import DEADLINE_S, ROOT, WHEELS, finish_a_run, package_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +65,6 @@ def test_compiled_model(image: str, build: Callable[..., str], tmp_path: Path) -
 
 def test_base_of_ones_own(image: str, build: Callable[..., str], tmp_path: Path) -> None:
     """The base here is our image, whose skerry it replaces: no other with torch can be had without a registry."""
-    with package_index(ROOT / WHEELS) as address:
+    with package_index(WHEELS) as address:
         tag = build("own-base", ROOT, BASE=image, PIP_INDEX_URL=address)
     finish_a_run(tag, tmp_path, TINY, ["python", "train.py", "--width", "32", "--layers", "1"], rounds=1)

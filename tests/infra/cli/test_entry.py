@@ -32,7 +32,7 @@ def test_command_runs_and_shows_its_own_help(tmp_path: Path) -> None:
     assert skerry("init", str(tmp_path / "a.yaml")).exit_code == 0
     assert skerry("validate", str(tmp_path / "a.yaml"), "--set", "outer.rounds=x").exit_code == 2
     assert "--deep" in skerry("doctor", "--help").output
-    assert "sbom" in skerry("image", "--help").output
+    assert "ship" in skerry("image", "--help").output
 
 
 @pytest.mark.parametrize("arguments", [("stats",), ("status", "--nonsense")])

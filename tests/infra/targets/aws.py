@@ -50,7 +50,7 @@ class Answers(dict[str, Any]):
     def __init__(self, aws: Aws, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         super().__init__(answers)
         self.sent: list[dict[str, Any]] = []
-        for name in ("call", "pages"):
+        for name in ("call", "call_once", "pages"):
             monkeypatch.setattr(type(aws), name, self._answering(getattr(type(aws), name)))
 
     def _answering(self, real: Callable[..., Any]) -> Callable[..., Any]:

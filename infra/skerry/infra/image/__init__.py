@@ -1,1 +1,1 @@
-"""The replica image: build, test, list contents, push. `skerry image` is the command, images/README.md the manual."""
+"""Pushes the replica image, which scripts/image builds. `skerry image` is the command, images/README.md the manual."""

@@ -125,7 +125,7 @@ class Leash:
 
 
 class Images:
-    """The images of an engine: push, pull, inspect, load, remove."""
+    """The images of an engine: push, pull, inspect, tag, remove."""
 
     def __init__(self, connection: _Connection) -> None:
         self._call = connection.call
@@ -154,12 +154,8 @@ class Images:
             ),
             f"pull {reference}",
         )
-        _follow(stream, on_line)
-
-    def digest_in_registry(self, reference: str) -> str:
-        """The digest of a tag in its registry; the image is not pulled."""
-        answer = self._call(lambda client: client.inspect_distribution(reference), f"look up {reference}")
-        return str(answer["Descriptor"]["digest"])
+        for _ in _messages(stream, on_line):
+            pass
 
     def inspect(self, reference: str) -> dict[str, Any]:
         """The engine's record of an image. Raises EngineFailed if it does not have it."""
@@ -172,14 +168,6 @@ class Images:
         except EngineFailed:
             return False
         return True
-
-    def history(self, reference: str) -> list[dict[str, Any]]:
-        """The build steps of an image, newest first."""
-        return cast("list[dict[str, Any]]", self._call(lambda client: client.history(reference), f"image {reference}"))
-
-    def load(self, archive: bytes) -> None:
-        """Load an image from a `docker save` archive, which may omit layers that the engine has."""
-        _follow(self._call(lambda client: client.load_image(archive), "load an image"), lambda _: None)
 
     def tag(self, reference: str, new: str) -> None:
         """Add a name to an image."""
@@ -288,11 +276,6 @@ class Containers:
             return ended.exit_code, b"".join(self.output(container)).decode(errors="replace")
         finally:
             self.remove(container)
-
-
-def _follow(stream: Iterator[dict[str, Any]], on_line: Callable[[Line], None]) -> None:
-    for _ in _messages(stream, on_line):
-        pass
 
 
 def _messages(stream: Iterator[dict[str, Any]], on_line: Callable[[Line], None]) -> Iterator[dict[str, Any]]:

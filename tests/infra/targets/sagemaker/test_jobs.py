@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import failing
 from tests.infra.targets.aws import IMAGE, Answers
 from tests.infra.targets.sagemaker.kit import Scene, context_of
 from tests.support.batchplace import make_role, trust
@@ -189,6 +188,13 @@ def test_unusable_role_is_reported_after_a_minute(scene: Scene, sandbox: Sandbox
     assert 60 <= sum(clock.pauses) < 75
 
 
+def test_only_the_planned_request_is_sent(scene: Scene, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    desired = scene.wanted_jobs()[0]
+    answers = Answers(aws, monkeypatch, create_training_job={"TrainingJobArn": "arn:1"})
+    assert scene.jobs.create(desired)["arn"] == "arn:1"
+    assert answers.sent == [ready(requests.job(desired))]
+
+
 @pytest.mark.parametrize(
     ("quota", "expected", "hidden"),
     [
@@ -197,14 +203,14 @@ def test_unusable_role_is_reported_after_a_minute(scene: Scene, sandbox: Sandbox
     ],
 )
 def test_used_up_quota_is_reported_with_the_request_command(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, quota: str, expected: str, hidden: str
+    scene: Scene, aws: Aws, monkeypatch: pytest.MonkeyPatch, quota: str, expected: str, hidden: str
 ) -> None:
     message = f"The account-level service limit '{quota}' is 0 Instances, with current utilization of 0 Instances."
     refusal: Any = Exception(message)
     refusal.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": message}}
     error = Invalid(f"AWS refuses: {message}")
     error.__cause__ = refusal
-    monkeypatch.setattr(jobs.sdk_create, "create", failing(error))
+    Answers(aws, monkeypatch, create_training_job=error)
     with pytest.raises(Invalid, match=expected) as caught:
         scene.jobs.create(scene.wanted_jobs()[0])
     assert message in str(caught.value)
@@ -279,7 +285,7 @@ def test_name_that_stays_taken_is_reported_with_the_reason(
             with pytest.raises(Conflict, match=taken + reason):
                 scene.jobs.create(desired)
     # The record is deleted, but the name is not free yet.
-    monkeypatch.setattr(jobs.sdk_create, "create", failing(Conflict("exists already: ResourceInUse")))
+    Answers(aws, monkeypatch, create_training_job=Conflict("exists already: ResourceInUse"))
     with pytest.raises(Conflict, match=r"SageMaker still holds the name .* no record .* again .*ResourceInUse"):
         scene.jobs.create(desired)
 

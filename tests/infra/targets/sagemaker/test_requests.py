@@ -7,20 +7,18 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sagemaker.core.config.config_manager import SageMakerConfig
 from tests.infra.kit import of_kind
 from tests.infra.targets.sagemaker.kit import DISKLESS, SMALL, check_golden, context_of, graph_of
 
 from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
-from skerry.infra.targets.sagemaker import requests, sdk_create
+from skerry.infra.targets.sagemaker import requests
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
 from skerry.testing.aws.shims.sagemaker_requests import problems_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from skerry.infra.provision.target import RunContext
@@ -88,36 +86,3 @@ def test_request_of_any_spec_matches_the_service_model(
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"waits for \$\{aws_role.sm-replicas.arn\}"):
         ready(requests.job(wanted(context_of(tmp_path, count=1), SMALL, known=False)))
-
-
-class Line:
-    """Takes calls for an account, and keeps them."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, str, str, Mapping[str, object]]] = []
-
-    def call_once(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
-        self.sent.append((service, region, operation, parameters))
-        return {"TrainingJobArn": "arn:1"}
-
-
-HOSTILE = {"vpc_config": {"subnets": ["subnet-0bad"], "security_group_ids": ["sg-0bad"]}}
-
-
-@pytest.mark.parametrize("options", ["spot: true", "byo: {subnets: [subnet-0a], security_groups: [sg-0a]}"])
-def test_sdk_sends_exactly_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str) -> None:
-    # As if the user, or the machine's administrator, had such a file; some versions find it invalid and go on.
-    monkeypatch.setattr(SageMakerConfig, "load_default_configs_for_resource_name", lambda *_, **__: HOSTILE)
-    command = f"[python, {'x' * 600}]"
-    sent = ready(requests.job(wanted(context_of(tmp_path, options, command=command), SMALL, known=True)))
-    line: Any = Line()
-    assert sdk_create.create(line, "us-east-1", sent) == "arn:1"
-    assert line.sent == [("sagemaker", "us-east-1", "create_training_job", sent)]
-
-
-def test_missing_sdk_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sagemaker.core", None)
-    line: Any = Line()
-    with pytest.raises(Invalid, match=r"pip install 'skerry\[sagemaker\]'"):
-        sdk_create.create(line, "us-east-1", {})
-    assert line.sent == []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.handler import Desired, StateRecord
 
-_HOST: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+HOST: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 _CONFIG_BYTES: Final = 1 << 20
 _FETCH_S: Final = 10
 _AT_ONCE: Final = 100
@@ -62,7 +62,7 @@ class Image(RegistryImage):
 def image_in_ecr(image: str) -> Image | None:
     """The parts of an image's name; None for an image in another registry."""
     host, _, path = image.partition("/")
-    matched = _HOST.fullmatch(host)
+    matched = HOST.fullmatch(host)
     if matched is None:
         return None
     named, at, digest = path.partition("@")

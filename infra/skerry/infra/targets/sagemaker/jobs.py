@@ -19,7 +19,7 @@ from skerry.infra.clouds.aws.tags import owned_job, owner_of, tags_in
 from skerry.infra.clouds.shared import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG, Condition
 from skerry.infra.provision.target import stem_of
-from skerry.infra.targets.sagemaker import quotas, requests, responses, sdk_create
+from skerry.infra.targets.sagemaker import quotas, requests, responses
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.clock import Backoff
@@ -123,7 +123,8 @@ class Jobs:
         deadline = clock.now() + _KNOWN_S
         for number in itertools.count():
             try:
-                return {"name": desired.name, "arn": sdk_create.create(self._aws, region, request)}
+                answer = self._aws.call_once("sagemaker", region, "create_training_job", **request)
+                return {"name": desired.name, "arn": str(answer["TrainingJobArn"])}
             except Retryable as error:
                 return self._job_without_reply(desired, error)
             except Invalid as error:

@@ -1,7 +1,4 @@
-"""Open the target `sagemaker`: implements Target for groups of replicas as training jobs of SageMaker.
-
-SageMaker's SDK is imported when the first job is created.
-"""
+"""Open the target `sagemaker`: implements Target for groups of replicas as training jobs of SageMaker."""
 
 from __future__ import annotations
 
