@@ -50,7 +50,7 @@ class PlainBuild:
         command = [TAG if word == "skerry:cpu" else word for word in words[:-1]]
         command += ["--network", "host", *arguments, words[-1]]
         return subprocess.run(
-            command, cwd=self._folder, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+            command, cwd=self._folder, capture_output=True, text=True, check=False, timeout=3 * DEADLINE_S
         )
 
 

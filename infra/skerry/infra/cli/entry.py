@@ -41,7 +41,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "cancel": "Stop the jobs and keep everything else.",
         "import": "Tag an existing resource as part of this run: `apply` then changes it, and `destroy` deletes it.",
         "unlock": "Unlock the state after an apply crashed on another machine.",
-        "image": "The replica image, from a checkout: build it, list its packages, push it.",
+        "image": "The replica image: push what `scripts/image build` has built.",
     },
     CARE: {
         "extend": "Add rounds to a run, or change its outer learning rate and momentum, also after its end.",

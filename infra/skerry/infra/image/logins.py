@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import HOST
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.google.session import Google, access_token
 from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -36,5 +36,5 @@ def registry_login(repository: str) -> Mapping[str, str] | None:
         name, _, password = token.partition(":")
         return {"username": name, "password": password}
     if _ARTIFACT_REGISTRY.fullmatch(host) is not None:
-        return {"username": "oauth2accesstoken", "password": Google(SystemClock(), os.environ).token()}
+        return {"username": "oauth2accesstoken", "password": access_token(Google(SystemClock(), os.environ))}
     return None

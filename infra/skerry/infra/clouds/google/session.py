@@ -251,17 +251,6 @@ class Google:
         self._opened()
         return self._credentials
 
-    def token(self) -> str:
-        """An access token that is valid now, for a registry. Raises Unauthorized."""
-        self._opened()
-        requests = importlib.import_module("google.auth.transport.requests")
-        if not self._credentials.valid:
-            try:
-                self._credentials.refresh(requests.Request())
-            except importlib.import_module("google.auth.exceptions").GoogleAuthError as error:
-                raise unauthorized(error) from error
-        return str(self._credentials.token)
-
     def endpoint(self, service: str, path: str = "") -> str:
         """The address of a service, without a slash at its end. path: for aiplatform, has the region."""
         override = self._environment.get(_ENDPOINT.format(service.upper()))
@@ -401,6 +390,17 @@ class Google:
             return auth.default(scopes=_SCOPES)
         except auth.exceptions.GoogleAuthError as error:
             raise unauthorized(error) from error
+
+
+def access_token(google: Google) -> str:
+    """An access token that is valid now, for a registry. Raises Unauthorized."""
+    credentials = google.credentials
+    if not credentials.valid:
+        try:
+            credentials.refresh(importlib.import_module("google.auth.transport.requests").Request())
+        except importlib.import_module("google.auth.exceptions").GoogleAuthError as error:
+            raise unauthorized(error) from error
+    return str(credentials.token)
 
 
 def _principal(credentials: Any, token: str | None) -> str:
