@@ -1,9 +1,7 @@
 """Writes the locks of the replica image: what `skerry[runtime]` needs, every wheel by its sha256.
 
-    torch.cpu.lock, torch.gpu.lock   torch and its closure: a layer of their own, renewed when torch is
-    rest.lock                        everything else; the same for both variants
-    build.lock                       what builds skerry's own wheel; never in the image
-
+torch.VARIANT.lock has torch and its closure, a layer of their own; rest.lock everything else, the same for all variants;
+build.lock what builds skerry's own wheel, and is never in the image.
 Versions are those of constraints.txt, chosen by pip for this machine: Python 3.11 on x86-64 Linux. The sha256 of a
 wheel is the same in every index; its size in bytes, packed and unpacked, is beside it. `scripts/image lock [VARIANT]`
 needs an index with torch's wheels, e.g. with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (or cu126).
@@ -28,14 +26,14 @@ ROOT: Final = Path(__file__).parents[1]
 HERE: Final = ROOT / "images/replica"
 # torch's pin has a local part here.
 PINS: Final = re.findall(r"^(?!torch==)[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-VERSION: Final = re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
+[VERSION] = re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 VARIANTS: Final = {"cpu": f"torch=={VERSION}+cpu", "gpu": f"torch==={VERSION}", "cu12": f"torch=={VERSION}+cu126"}
 """cu12 is for drivers that are too old for CUDA 13, which `gpu` has. Its wheels are on PyTorch's own index only."""
 HEAD: Final = "# Written by `scripts/image lock` from pyproject.toml and constraints.txt. Python 3.11, x86-64 Linux.\n"
 
 
-def main() -> int:
-    """Write the locks of the variants, by default cpu and gpu; 1 if they disagree on what is not torch's."""
+def main() -> None:
+    """Write the locks of the variants, by default cpu and gpu; fails if they disagree on what is not torch's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # pip installs in the build and stays for images built on this one.
     needed = [*project["dependencies"], *project["optional-dependencies"]["runtime"], "pip"]
@@ -48,8 +46,7 @@ def main() -> int:
     write("rest", set(others.pop().splitlines(keepends=True)))
     write("build", resolve(["hatchling", "hatch-vcs"]))
     if others:
-        sys.stderr.write("the variants need different versions beside torch: one rest.lock cannot serve both\n")
-    return len(others)
+        sys.exit("the variants need different versions beside torch: one rest.lock cannot serve both")
 
 
 def resolve(requirements: list[str]) -> set[str]:
@@ -75,4 +72,4 @@ def write(name: str, packages: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

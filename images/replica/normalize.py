@@ -19,11 +19,10 @@ import time
 KEPT = {"Cmd", "Entrypoint", "Env", "Healthcheck", "Labels", "StopSignal", "User", "Volumes", "WorkingDir"}
 
 [image] = json.load(sys.stdin)
-created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
 layers = image["RootFS"]["Layers"]
+created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"])))
 document = {
-    "architecture": image["Architecture"],
-    "os": image["Os"],
+    **{name.lower(): image[name] for name in ("Architecture", "Os")},
     "created": created,
     "config": {name: value for name, value in image["Config"].items() if name in KEPT and value},
     "rootfs": {"type": "layers", "diff_ids": layers},
@@ -31,10 +30,9 @@ document = {
 }
 configuration = json.dumps(document, sort_keys=True).encode()
 name = f"{hashlib.sha256(configuration).hexdigest()}.json"
-paths = [f"{number}/layer.tar" for number in range(len(layers))]
-manifest = json.dumps([{"Config": name, "RepoTags": [sys.argv[1]], "Layers": paths}]).encode()
+manifest = [{"Config": name, "RepoTags": sys.argv[1:], "Layers": [f"{n}/layer.tar" for n in range(len(layers))]}]
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-    for path, data in ((name, configuration), ("manifest.json", manifest)):
+    for path, data in ((name, configuration), ("manifest.json", json.dumps(manifest).encode())):
         entry = tarfile.TarInfo(path)
         entry.size = len(data)
         archive.addfile(entry, io.BytesIO(data))

@@ -13,9 +13,7 @@ from pathlib import Path
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
-SYMBOLS, NO_BITS = 2, 8
-IN_MEMORY = 2
-ALIGNMENT = 8
+SYMBOLS, NO_BITS, IN_MEMORY, ALIGNMENT = 2, 8, 2, 8
 
 
 def cut(path: Path) -> int:
@@ -55,6 +53,5 @@ def cut(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    for library in Path(sys.argv[1]).rglob("*.so*"):
-        if library.is_file() and not library.is_symlink():
-            cut(library)
+    for library in (path for path in Path(sys.argv[1]).rglob("*.so*") if path.is_file() and not path.is_symlink()):
+        cut(library)

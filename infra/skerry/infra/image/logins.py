@@ -1,6 +1,5 @@
-"""Gets registry logins from cloud credentials, for ECR and Artifact Registry.
+"""Gets registry logins from cloud credentials, for ECR and Artifact Registry. Others use what `docker login` stored.
 
-Other registries use the login stored by `docker login`.
 Sources: ECR GetAuthorizationToken; Artifact Registry, "Configure authentication to Artifact Registry for Docker".
 """
 
@@ -33,8 +32,7 @@ def registry_login(repository: str) -> Mapping[str, str] | None:
         aws = Aws(SystemClock(), os.environ)
         response = aws.call("ecr", region, "get_authorization_token", registryIds=[account])
         token = base64.b64decode(response["authorizationData"][0]["authorizationToken"]).decode()
-        name, _, password = token.partition(":")
-        return {"username": name, "password": password}
+        return dict(zip(("username", "password"), token.split(":", 1), strict=True))
     if _ARTIFACT_REGISTRY.fullmatch(host) is not None:
         return {"username": "oauth2accesstoken", "password": access_token(Google(SystemClock(), os.environ))}
     return None
