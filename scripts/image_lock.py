@@ -1,6 +1,6 @@
 """Writes the locks of the replica image: what `skerry[runtime]` needs, every wheel by its sha256.
 
-torch.VARIANT.lock has torch and its closure, a layer of their own; rest.lock everything else, the same for all variants;
+torch.VARIANT.lock has torch and its closure, a layer of their own; rest.lock everything else, for all variants;
 build.lock what builds skerry's own wheel, and is never in the image.
 Versions are those of constraints.txt, chosen by pip for this machine: Python 3.11 on x86-64 Linux. The sha256 of a
 wheel is the same in every index; its size in bytes, packed and unpacked, is beside it. `scripts/image lock [VARIANT]`
