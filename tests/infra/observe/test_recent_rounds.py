@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from tests.kit.records import outcome
@@ -48,6 +49,22 @@ def test_absence_after_a_start_without_an_outcome_is_killed() -> None:
     assert marks("a-0", rounds, orderly) == ("trained", "absent", "absent", "late", "absent")
     assert marks("a-0", rounds[:3], [start("a-0")])[1:] == ("absent", "absent"), "it may still hang"
     assert marks("b-0", rounds, []) == (None,) * 5
+
+
+@pytest.mark.parametrize(
+    ("end", "mark"),
+    [
+        ({"status": "retry", "exit_code": 137}, "killed"),
+        ({"status": "failed", "exit_code": 1}, "killed"),
+        ({"status": "stopped", "exit_code": 137}, "killed"),
+        ({"status": "stopped", "exit_code": 10}, "absent"),
+    ],
+)
+def test_absence_after_a_recorded_end_depends_on_that_end(end: dict[str, object], mark: str) -> None:
+    rounds = [closed(0, replica("a-0")), closed(1, replica("a-0", "absent")), closed(2, replica("a-0", incarnation=1))]
+    ended = replace(start("a-0", done_at=1011.0), outcome=outcome("a-0", 0, **end))
+    assert marks("a-0", rounds, [ended, start("a-0", 1)]) == ("trained", mark, "trained")
+    assert marks("a-0", rounds[:2], [ended]) == ("trained", mark), "also without a later start"
 
 
 def test_first_round_lasts_from_the_first_start_and_a_gap_has_no_length() -> None:

@@ -32,6 +32,8 @@ PHASES: Final[Mapping[str, tuple[str, ...]]] = {
 """Parts of a replica's time as they are named for people; each with its phases in the log."""
 # Rounds from which the pace and the parts of time are computed.
 _PACE: Final = 20
+# Exit codes above are 128 and the number of the signal that ended the process.
+_SIGNALS: Final = 128
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -102,11 +104,11 @@ def time_shares(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> 
 def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[Mark | None, ...]:
     """The part of one slot in each of the rounds; None in rounds before it joined.
 
-    An absence is `killed` if it begins after the last round of a start that ended without an outcome, and a later start
-    exists; the records cannot tell a killed process from one that still hangs.
+    An absence is `killed` if it begins after the last round of a start that failed or was killed. A start without an
+    outcome was killed if a later start exists; else the records cannot tell a killed process from one that still hangs.
     """
     own = sorted((start for start in starts if start.slot == slot), key=lambda start: start.incarnation)
-    killed = [start.incarnation for start in own[:-1] if start.outcome is None]
+    killed = [start.incarnation for start in own if _is_killed(start, last=start is own[-1])]
     parts = [next((replica for replica in item.replicas if replica.slot == slot), None) for item in rounds]
     last_seen = -1 if not own else own[0].incarnation - 1
     result: list[Mark | None] = []
@@ -120,6 +122,12 @@ def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) ->
         lost = any(last_seen <= number and (later is None or number < later) for number in killed)
         result.append("killed" if part.part == "absent" and lost else part.part)
     return tuple(result)
+
+
+def _is_killed(start: Start, *, last: bool) -> bool:
+    if start.outcome is None:
+        return not last
+    return start.outcome.status in {"failed", "retry"} or start.outcome.exit_code > _SIGNALS
 
 
 def _view(item: RoundHistory, seconds: float | None) -> RoundView:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # A page with more charts is no overview; the export has all of them.
 _METRICS: Final = 24
-# Exit codes above are 128 and the number of the signal that ended the process.
-_SIGNALS: Final = 128
 _REASONS: Final = 2
 _QUOTED: Final = 240
 _SETTINGS: Final = (
@@ -154,10 +152,7 @@ def seconds_by_replica(rounds: Sequence[RoundHistory], views: Sequence[RoundView
 
 
 def stretches(rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> tuple[Stretch, ...]:
-    """The parts of one replica in its rounds, neighbouring equal ones joined. rounds: with this replica only.
-
-    An absence after a start that failed, or was killed by a signal, is `killed`, as after one without an end.
-    """
+    """The parts of one replica in its rounds, neighbouring equal ones joined. rounds: with this replica only."""
     ended = {start.incarnation: start.outcome for start in starts if start.outcome is not None}
     joined: list[Stretch] = []
     last_seen = starts[0].incarnation if starts else -1
@@ -169,7 +164,6 @@ def stretches(rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> tuple[
         outcome = ended.get(last_seen) if replica.part == "absent" else None
         if outcome is not None and outcome.status != "done":
             why = outcome.reason
-            mark = "killed" if outcome.status in {"failed", "retry"} or outcome.exit_code > _SIGNALS else mark
         previous = joined[-1] if joined else None
         if previous is not None and (previous.mark, previous.why, previous.last + 1) == (mark, why, item.round):
             joined[-1] = replace(previous, last=item.round)
