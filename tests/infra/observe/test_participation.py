@@ -11,6 +11,7 @@ from tests.kit.records import receipt
 
 from skerry.infra.cli.run_text import participation_lines
 from skerry.infra.observe.doctor.examine import examine
+from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.participation import Figures, participation
 from skerry.infra.observe.read_participation import ParticipationFollower
@@ -199,6 +200,43 @@ def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fle
     assert follower.look(8) == []
 
 
+def follow(fleet: Fleet, late: frozenset[int], rounds: int) -> list[str]:
+    """The lines about a-1, which comes too late for some rounds."""
+    follower = ParticipationFollower(fleet.store, fleet.run, is_new=True)
+    lines: list[str] = []
+    for number in range(rounds):
+        fleet.train(number, *(SLOTS[:1] if number in late else SLOTS))
+        if number in late:
+            record = receipt("a-1", number, run=fleet.nonce, contributed=False)
+            fleet.store.create(keys.receipt(number, "a-1"), record.to_bytes())
+        ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
+        behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
+        lines += follower.look(number + 1)
+    return [line for line in lines + follower.finish(rounds) if line.startswith("a-1")]
+
+
+def test_replica_that_is_often_late_is_warned_of_once_with_the_remedy(fleet: Fleet) -> None:
+    assert follow(fleet, frozenset(range(1, 12, 2)), 20) == [
+        "a-1 is missing since round 1: it came too late for round 1",
+        "a-1 takes part again in round 2, after 1 missed round",
+        "a-1 is missing since round 3: it came too late for rounds 1, 3",
+        "a-1 takes part again in round 4, after 1 missed round",
+        f"a-1 is missing again and again, in 3 of the last 10 rounds: it came too late for rounds 1, 3, 5; {SLOW}",
+        "a-1 takes part again in round 12, after 1 missed round",
+    ]
+    late = "1, 3, 5, 7, and 2 more"
+    text = f"missing in 6 of 20 rounds ({late}): it came too late for rounds {late}; {SLOW}"
+    assert part_of(fleet, "a-1").text == text
+    (finding,) = [item for item in examine(read_log(fleet.store)).findings if item.kind == "missing-in-rounds"]
+    assert (finding.severity, finding.text) == ("warning", text)
+
+
+def test_replica_that_is_missing_for_good_after_absences_is_warned_of(fleet: Fleet) -> None:
+    lines = follow(fleet, frozenset({1, 3, 5, *range(7, 20)}), 20)
+    assert lines[-1].startswith("a-1 is missing since round 7: it came too late for rounds 1, 3, 5, 7-13; ")
+    assert sum("missing since round 7" in line for line in lines) == 1
+
+
 def test_follower_warns_at_the_end_of_rounds_that_no_look_has_read(fleet: Fleet) -> None:
     follower = ParticipationFollower(fleet.store, fleet.run, is_new=True)
     fleet.train(0, *SLOTS)
@@ -219,6 +257,6 @@ def test_follower_warns_once_of_a_replica_that_is_often_cut_short(fleet: Fleet) 
     assert [line for line in lines if line.startswith("a-0")] == [
         (
             "a-0: 3 of its contributions are of less than a whole round; it is slower than the others, or evaluates in "
-            "its loop: raise `faults.grace`"
+            "its loop: put that within `with replica.evaluating():`, or raise `faults.grace`"
         )
     ]

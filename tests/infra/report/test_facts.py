@@ -69,7 +69,7 @@ def test_answers_name_the_end_of_the_loss_and_each_absence() -> None:
     texts = " ".join(missing.sentences)
     assert "west-1: missing in 3 of 40 rounds (20-22), 2 starts: killed (signal SIGKILL)" in texts
     assert "round 20 closed 7 m 00 s after the start of the run" in texts
-    assert "east-1: missing in 1 of 40 rounds (12); without a contribution in time in round 12" in texts
+    assert "east-1: missing in 1 of 40 rounds (12): it came too late for round 12" in texts
     assert "NaN in parameter 'w' (round 30)" in texts
     assert (cost.short, cost.level) == ("unknown: no prices", "unknown")
     assert time.short == "78 % training"

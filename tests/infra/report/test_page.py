@@ -131,6 +131,12 @@ def test_large_runs_stay_below_two_megabytes() -> None:
     assert text.count("<rect") + text.count("<path") < 5000
 
 
+def test_line_of_a_replica_has_a_gap_where_it_was_away() -> None:
+    text = page(SmallRun(kill=("west-1", 20, 22)).facts())
+    lines = re.findall(r'<path class="line thin"[^>]* d="([^"]*)"', text)
+    assert [line.count("M") for line in lines] == [1, 1, 1, 2] * 3, "against rounds, tokens and minutes"
+
+
 def test_lines_of_long_runs_are_thinned() -> None:
     text = page(SmallRun(rounds=2000, slots=("a-0", "a-1")).facts())
     paths = re.findall(r' d="([^"]*)"', text)

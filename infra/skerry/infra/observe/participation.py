@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.history import build_starts, closed_rounds, fill_in_absent
 from skerry.runtime.failure_text import shortened
 from skerry.runtime.log.keys import slot_order
@@ -50,7 +51,8 @@ class ReplicaParticipation:
     of: the rounds that it could take part in: all, or for a slot that joined a started run those since its first.
     last: the newest closed round. cut: its contributions of less than a whole round. starts: of its process. failed:
     its last start ended with an error. reasons: why starts of it ended before the run, the oldest first. abstained:
-    rounds to which it chose not to contribute, by reason, in their order.
+    rounds to which it chose not to contribute, by reason, in their order. late: rounds that were decided without its
+    work.
     """
 
     slot: str
@@ -62,12 +64,18 @@ class ReplicaParticipation:
     failed: bool
     reasons: tuple[str, ...]
     abstained: Mapping[str, tuple[int, ...]]
+    late: tuple[int, ...] = ()
     figures: Figures = field(default_factory=Figures)
 
     @property
     def often_cut(self) -> bool:
         """True if many of its contributions are of less than a whole round."""
         return self.cut >= _OFTEN and self.cut >= _OFTEN_SHARE * (self.of - len(self.missing))
+
+    @property
+    def often_late(self) -> bool:
+        """True if it came too late for many of its rounds."""
+        return len(self.late) >= _OFTEN and len(self.late) >= _OFTEN_SHARE * self.of
 
     @property
     def absent(self) -> bool:
@@ -89,11 +97,11 @@ class ReplicaParticipation:
     @property
     def why(self) -> str:
         """The reasons of its missing rounds and of the end of its last start; empty if none is known."""
-        abstained = [
-            f"{reason} (round{'s' if len(rounds) > 1 else ''} {ranges(rounds)})"
-            for reason, rounds in self.abstained.items()
-        ]
-        return "; ".join([*abstained[:_REASONS], *self.reasons[-1:]])
+        abstained = [f"{reason} ({_rounds(numbers)})" for reason, numbers in self.abstained.items()]
+        late = [f"it came too late for {_rounds(self.late)}"] if self.late else []
+        if self.often_late:
+            late.append(SLOW)
+        return "; ".join([*abstained[:_REASONS], *self.reasons[-1:], *late])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +181,7 @@ def _replica(
         failed=last is not None and last.status in {"failed", "retry"},
         reasons=tuple(_reasons(starts, beat, away=away)),
         abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
+        late=tuple(number for number, replica in parts if replica.part == "late"),
         figures=_figures([replica for _, replica in parts], starts),
     )
 
@@ -225,4 +234,8 @@ def ranges(numbers: Iterable[int]) -> str:
     for index, number in enumerate(numbers):
         groups[number - index].append(number)
     texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in groups.values()]
-    return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more ranges"])
+    return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more"])
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"round{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"

@@ -6,7 +6,7 @@ Never writes. `participation` has the meaning and the texts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.doctor.findings import NEXT
 from skerry.infra.observe.doctor.read_log import no_records, read_rounds
@@ -15,11 +15,15 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.participation import count_parts, participation, ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from skerry.infra.observe.participation import Participation, ReplicaParticipation
     from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
+
+# So many absences that begin within so many rounds are one fault, and not one warning each.
+_AGAIN: Final = 3
+_RECENT: Final = 10
 
 
 def read_participation(store: Store) -> Participation:
@@ -63,15 +67,48 @@ class ParticipationFollower:
 
 
 def _changes(before: ReplicaParticipation | None, now: ReplicaParticipation, *, last: int) -> Iterator[str]:
-    """The lines about one replica. last: the newest round."""
+    """The lines about one replica. last: the newest round.
+
+    A replica that is missing again and again gets a line when that begins and when it ends, not two for each time.
+    """
     earlier = () if before is None else before.missing
     new = now.missing[len(earlier) :]
     away, was_away = last in new, bool(earlier) and before is not None and earlier[-1] == before.last
-    if new and not was_away:
-        abstained = {reason: rounds for reason, rounds in now.abstained.items() if set(rounds) & set(new)}
-        why = f": {why}" if (why := replace(now, abstained=abstained).why) else ""
-        yield f"{now.slot} {'is missing since' if away else 'missed'} round {ranges(new[:1] if away else new)}{why}"
-    elif was_away and not away:
-        yield f"{now.slot} takes part again in round {last}, after {len(now.missing)} missed rounds"
-    if now.often_cut and (before is None or not before.often_cut):
+    again, was_again = _again(now), before is not None and _again(before)
+    if again:
+        if not was_again:
+            recent = sum(number > last - _RECENT for number in now.missing)
+            yield f"{now.slot} is missing again and again, in {recent} of the last {_RECENT} rounds{_why(now, new)}"
+    elif new and (not was_away or was_again):
+        text = f"is missing since round {_gaps(now.missing)[-1][0]}" if away else f"missed round {ranges(new)}"
+        yield f"{now.slot} {text}{_why(now, new)}"
+    elif (was_away or was_again) and not away:
+        missed = _gaps(now.missing)[-1]
+        count = f"{len(missed)} missed round{'s' if len(missed) > 1 else ''}"
+        yield f"{now.slot} takes part again in round {missed[-1] + 1}, after {count}"
+    if now.often_cut and not now.often_late and (before is None or not before.often_cut):
         yield f"{now.slot}: {now.cut} of its contributions are of less than a whole round; {NEXT['often-cut-short']}"
+
+
+def _why(part: ReplicaParticipation, new: Sequence[int]) -> str:
+    """The reasons for its absence in the new rounds, after a colon; empty if none is known."""
+    abstained = {reason: numbers for reason, numbers in part.abstained.items() if set(numbers) & set(new)}
+    late = part.late if set(part.late) & set(new) else ()
+    why = replace(part, abstained=abstained, late=late).why
+    return f": {why}" if why else ""
+
+
+def _again(part: ReplicaParticipation) -> bool:
+    """True if it began to be missing several times in the last rounds."""
+    return sum(gap[0] > part.last - _RECENT for gap in _gaps(part.missing)) >= _AGAIN
+
+
+def _gaps(missing: Sequence[int]) -> list[list[int]]:
+    """The missing rounds, neighbouring ones together."""
+    gaps: list[list[int]] = []
+    for number in missing:
+        if gaps and gaps[-1][-1] == number - 1:
+            gaps[-1].append(number)
+        else:
+            gaps.append([number])
+    return gaps

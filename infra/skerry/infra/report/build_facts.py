@@ -205,13 +205,9 @@ def _replica(
 
 
 def _absences(text: str, parts: Sequence[Stretch]) -> str:
-    """The account of a replica's participation, with reasons of starts that were made up for, and its late rounds."""
+    """The account of a replica's participation, with reasons of starts that were made up for."""
     reasons = dict.fromkeys(part.why for part in parts if part.why and shortened(part.why, _QUOTED) not in text)
-    texts = [text, *(shortened(reason, _QUOTED) for reason in [*reasons][-_REASONS:])]
-    late = [number for part in parts if part.mark == "late" for number in range(part.first, part.last + 1)]
-    if late:
-        texts.append(f"without a contribution in time in round{'s' if len(late) > 1 else ''} {ranges(late)}")
-    return "; ".join(filter(None, texts))
+    return "; ".join(filter(None, [text, *(shortened(reason, _QUOTED) for reason in [*reasons][-_REASONS:])]))
 
 
 def _restarts(rounds: Sequence[RoundHistory]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from skerry.infra.report.raster import png_uri
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from skerry.infra.report.facts import Curve, Point, ReportFacts
+    from skerry.infra.report.facts import Curve, Point, ReplicaFacts, ReportFacts
 
 COLOURS: Final = (
     *("#4c8fd6", "#f58518", "#3aa757", "#b279a2", "#e45756", "#3fb6b2"),
@@ -69,8 +69,9 @@ def _loss_chart(
     plot.axes(x_label, whole=whole)
     _events(plot, facts, x_of, high)
     if has_lines(facts):
-        for colour, (_, values) in zip(COLOURS, losses_in_order(facts), strict=False):
-            plot.line(_at(values, x_of), "line thin", colour)
+        away = {replica.slot: _away(replica, x_of) for replica in facts.replicas}
+        for colour, (slot, values) in zip(COLOURS, losses_in_order(facts), strict=False):
+            plot.line(_at(values, x_of), "line thin", colour, away[slot])
     else:
         _band(plot, points, x_of)
     plot.line(_at([(point.round, point.mean) for point in points], x_of), "line mean")
@@ -163,6 +164,15 @@ def _band(plot: Plot, points: Sequence[Point], x_of: Mapping[int, float]) -> Non
         _at([(point.round, point.lowest) for point in points], x_of),
         _at([(point.round, point.highest) for point in points], x_of),
     )
+
+
+def _away(replica: ReplicaFacts, x_of: Mapping[int, float]) -> list[tuple[float, float]]:
+    """The stretches without any record of the replica."""
+    return [
+        (x_of[stretch.first], x_of[stretch.last])
+        for stretch in replica.stretches
+        if stretch.mark in {"killed", "absent"}
+    ]
 
 
 def _events(plot: Plot, facts: ReportFacts, x_of: Mapping[int, float], top: float) -> None:

@@ -67,10 +67,21 @@ class Plot:
         for number in range(0, len(names), every):
             self._label("y", names[number], top=(number + 0.5) / len(names), title=names[number])
 
-    def line(self, points: Sequence[tuple[float, float]], style: str, colour: str = "") -> None:
-        """A line through points. style: its CSS class."""
-        if points:
-            self._shapes.append(f'<path class="{style}"{_stroke(colour)} d="{self._path(points)}"/>')
+    def line(
+        self,
+        points: Sequence[tuple[float, float]],
+        style: str,
+        colour: str = "",
+        gaps: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        """A line through points. style: its CSS class. gaps: from x to x; no line goes over them."""
+        pieces: list[list[tuple[float, float]]] = []
+        for point in points:
+            if not pieces or any(pieces[-1][-1][0] < begin and end < point[0] for begin, end in gaps):
+                pieces.append([])
+            pieces[-1].append(point)
+        if pieces:
+            self._shapes.append(f'<path class="{style}"{_stroke(colour)} d="{"".join(map(self._path, pieces))}"/>')
 
     def dots(self, points: Sequence[tuple[float, float]], colour: str = "") -> None:
         """A round dot at each point."""

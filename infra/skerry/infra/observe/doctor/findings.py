@@ -40,6 +40,10 @@ Kind: TypeAlias = Literal[
     "crashed",  # starts of a replica that ended with an error, or were killed; it missed no round
 ]
 
+SLOW: Final = (
+    "it is slower than the others, or evaluates in its loop: put that within `with replica.evaluating():`, or raise "
+    "`faults.grace`"
+)
 NEXT: Final[Mapping[Kind, str]] = {
     "unreadable": "restore the object from a copy; without a copy, start a new run from the newest checkpoint",
     "misplaced": "find out what copied objects inside the prefix",
@@ -65,7 +69,7 @@ NEXT: Final[Mapping[Kind, str]] = {
     "wrong-roll-up": "delete it: `status`, `watch` and reports then read the single records; the run does not need it",
     "damaged-roll-up": "nothing; readers read the single records, which takes longer; delete it to end this warning",
     "missing-in-rounds": "read its log of these rounds (`skerry logs --replica SLOT`); the average lacks its data",
-    "often-cut-short": "it is slower than the others, or evaluates in its loop: raise `faults.grace`",
+    "often-cut-short": SLOW,
     "crashed": "read its log (`skerry logs --replica SLOT`): each restart repeats training since its last checkpoint",
 }
 
