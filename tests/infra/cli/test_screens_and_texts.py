@@ -97,11 +97,11 @@ def shown(console: Console, *values: Event | RunView, quiet: bool = False) -> st
 
 def test_plain_lists_the_run_and_its_replicas() -> None:
     assert run_text.plain(VIEW) == [
-        "tiny: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.0000, 1,500 tokens/s",
+        "tiny: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
         "store: s3://b/tiny",
         "receipts: round 11, 2 replicas: average equal, state DIFFERENT",
-        "a-0 state=sync round=12 step=240 loss=2.5000 tok/s=1,500 waiting_for=a-1 up_MB=12.3 down_MB=0.0",
-        ('a-1 state="train, silent 61 s" round=11 step=- loss=3.5000 tok/s=100 waiting_for=- up_MB=0.0 down_MB=0.0'),
+        "a-0 state=sync round=12 step=240 loss=2.500 tok/s=1,500 waiting_for=a-1 up_MB=12.3 down_MB=0.0",
+        ('a-1 state="train, silent 61 s" round=11 step=- loss=3.500 tok/s=100 waiting_for=- up_MB=0.0 down_MB=0.0'),
         'a-2 state="not seen" round=- step=- loss=- tok/s=- waiting_for=- up_MB=0.0 down_MB=0.0',
     ]
 
@@ -124,8 +124,8 @@ def test_plain_screen_prints_reports_and_periodic_progress() -> None:
     assert output_of(console).splitlines() == [
         "[a-0] [bold]x[/]",
         "[a-0] y",
-        "skerry: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.0000, 1,500 tokens/s",
-        "skerry: round 13/40 closed, 2 of 3 replicas in the last, mean loss 3.0000, 1,500 tokens/s",
+        "skerry: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
+        "skerry: round 13/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
     ]
 
 
@@ -218,9 +218,12 @@ def test_summary_lists_each_replica_and_the_next_step() -> None:
         slot="a-1", fate=ReplicaFate.FAILED, reason="exit code 10; 2 of 2 restarts used", restarts=2, last_line="x"
     )
     ended = Summary(ok=True, view=replace(VIEW, rounds=20), results=(DONE, failed), wall_s=3.0, participation=taken())
-    assert run_text.summary_lines(ended)[1:] == [
-        "20 of 20 rounds; all 2 replicas in 3 of them",
-        "  a-0: in all 20 rounds, loss 4.0000 to 1.5000, 12,000 tokens, 12.3 MB up, 0.1 MB down",
+    assert run_text.summary_lines(ended) == [
+        (
+            "tiny: 20 of 20 rounds; all 2 replicas in 3 of them; receipts: round 11, 2 replicas: average equal, state "
+            "DIFFERENT"
+        ),
+        "  a-0: in all 20 rounds, loss 4.000 to 1.500, 12,000 tokens, 12.3 MB up, 0.1 MB down",
         (
             "warning: a-1: failed (exit code 10; 2 of 2 restarts used); missing in 17 of 20 rounds (3-19), 3 starts: "
             "ValueError: bad sample in shard 17 (train.py:39, round 3)"

@@ -153,6 +153,6 @@ def test_sample_of_init_trains(tmp_path: Path) -> None:
     overrides = [f"--set={field}" for field in ("outer.rounds=3", "outer.fragments=2")]
     code, output = run("up", str(spec), "--quiet", *overrides)
     assert code == 0, output
-    assert "round 3/3 closed, 2 of 2 replicas in the last" in output
+    assert "my-run: 3 of 3 rounds; all 2 replicas in 3 of them; receipts: " in output
     assert "state equal" in output
     assert "[local-0]" not in output

@@ -72,6 +72,17 @@ def test_first_round_lasts_from_the_first_start_and_a_gap_has_no_length() -> Non
     assert [item.seconds for item in recent_rounds(rounds, [start("a-0", began_at=1004.0)])] == [6.0, 10.0, None]
 
 
+def test_time_in_which_all_replicas_had_ended_belongs_to_no_round() -> None:
+    rounds = [closed(0, replica("a-0")), closed(1, replica("a-0"), at=5010.0)]
+    first = [start("a-0", done_at=1011.0), start("a-1", done_at=1012.0)]
+    again = [start("a-0", 1, began_at=5001.0), start("a-1", 1, began_at=5003.0)]
+    assert [item.seconds for item in recent_rounds(rounds, first + again)] == [10.0, 11.0], "2 s before, 9 s after it"
+    silent = [start("a-0"), start("a-1", done_at=1012.0)]
+    assert [item.seconds for item in recent_rounds(rounds, silent + again)] == [10.0, 4000.0], (
+        "it may have been at work"
+    )
+
+
 def test_rounds_are_described_by_loss_phases_and_the_slowest() -> None:
     fast, slow = (Telemetry(loss=loss, train_s=train_s) for loss, train_s in ((2.0, 4.0), (3.0, 8.0)))
     item = closed(0, replica("a-0", telemetry=fast, seconds={"wait": 4.0}), replica("a-1", telemetry=slow))

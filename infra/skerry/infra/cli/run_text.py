@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from skerry.infra.number_text import short_number
 from skerry.infra.run.restart_policy import ReplicaFate
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def progress(view: RunView) -> str:
     if view.participants is not None:
         parts.append(f"{view.participants} of {len(view.replicas)} replicas in the last")
     if losses:
-        parts.append(f"mean loss {sum(losses) / len(losses):.4f}")
+        parts.append(f"mean loss {short_number(sum(losses) / len(losses))}")
     if rates:
         parts.append(f"{sum(rates):,.0f} tokens/s")
     return ", ".join(parts)
@@ -58,9 +59,11 @@ def agreement_text(view: RunView) -> str:
 def summary_lines(summary: Summary) -> list[str]:
     """Describes the result of `up`: the run, each replica, and what to do next."""
     view = summary.view
-    lines = [f"{view.run}: {progress(view)}; receipts: {agreement_text(view)}"]
     failed = [result for result in summary.results if result.fate is ReplicaFate.FAILED]
-    lines.extend(participation_lines(summary.participation, view.rounds, failed, figures=True))
+    lines = participation_lines(summary.participation, view.rounds, failed, figures=True)
+    if summary.participation is None:
+        lines.insert(0, progress(view))
+    lines[0] = f"{view.run}: {lines[0]}{_made_up(view)}; receipts: {agreement_text(view)}"
     if summary.unseen is not None:
         lines.append(f"the store could not be read at the end; this is the last known state: {summary.unseen}")
     if not summary.results:
@@ -110,8 +113,8 @@ def participation_lines(
 
 
 def figures_text(figures: Figures) -> str:
-    """The training of a replica over all its starts: loss 4.0312 to 1.6402, 99 tokens, 1.2 MB up, 0.8 MB down."""
-    losses = [f"{loss:.4f}" for loss in (figures.loss_first, figures.loss_last) if loss is not None]
+    """The training of a replica over all its starts: loss 4.031 to 1.640, 99 tokens, 1.2 MB up, 0.8 MB down."""
+    losses = [short_number(loss) for loss in (figures.loss_first, figures.loss_last) if loss is not None]
     parts = [f"loss {' to '.join(losses)}"] if losses else []
     if figures.tokens:
         parts.append(f"{figures.tokens:,} tokens")
@@ -146,7 +149,7 @@ def _cells(replica: ReplicaView) -> tuple[str, ...]:
         _state(replica),
         "-" if replica.round is None else str(replica.round),
         "-" if replica.inner_step is None else str(replica.inner_step),
-        "-" if replica.loss is None else f"{replica.loss:.4f}",
+        "-" if replica.loss is None else short_number(replica.loss),
         "-" if replica.tokens_per_s is None else f"{replica.tokens_per_s:,.0f}",
         ", ".join(replica.waiting_for) or "-",
         f"{replica.uploaded_bytes / 1e6:.1f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
@@ -49,15 +50,40 @@ def recent_rounds(rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tu
 
 
 def round_views(rounds: Sequence[RoundHistory], starts: Iterable[Start], first: int = 0) -> tuple[RoundView, ...]:
-    """The rounds from this index on. The first round of the run lasts from the first start of a replica."""
-    began_at = min((start.began_at for start in starts), default=None)
+    """The rounds from this index on. The first round of the run lasts from the first start of a replica.
+
+    The time in which every replica had ended, as before a run is continued or extended, belongs to no round.
+    """
+    starts = list(starts)
+    began_at, pauses = min((start.began_at for start in starts), default=None), _pauses(starts)
     views: list[RoundView] = []
     for index, item in enumerate(rounds[first:], start=first):
         since = rounds[index - 1].closed_at if index and rounds[index - 1].round == item.round - 1 else None
         since = began_at if item.round == 0 else since
-        seconds = None if since is None or item.closed_at is None else max(0.0, item.closed_at - since)
+        seconds = None
+        if since is not None and item.closed_at is not None:
+            paused = sum(max(0.0, min(end, item.closed_at) - max(begin, since)) for begin, end in pauses)
+            seconds = max(0.0, item.closed_at - since - paused)
         views.append(_view(item, seconds))
     return tuple(views)
+
+
+def _pauses(starts: Sequence[Start]) -> list[tuple[float, float]]:
+    """The times in which every replica had ended. A start without an outcome lasts until the next one of its slot."""
+    ends: dict[tuple[str, int], float] = {}
+    following: dict[str, float] = {}
+    for start in sorted(starts, key=lambda start: -start.incarnation):
+        end = following.get(start.slot, math.inf) if start.ended_at is None else start.ended_at
+        ends[start.slot, start.incarnation] = end
+        following[start.slot] = start.began_at
+    pauses: list[tuple[float, float]] = []
+    over: float | None = None
+    for start in sorted(starts, key=lambda start: start.began_at):
+        if over is not None and over < start.began_at:
+            pauses.append((over, start.began_at))
+        end = ends[start.slot, start.incarnation]
+        over = end if over is None else max(over, end)
+    return pauses
 
 
 def seconds_left(recent: Sequence[RoundView], rounds_left: float, now_at: float) -> float | None:
