@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.report.browser import Browser, program
 
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.runtime.log import keys
@@ -79,9 +80,18 @@ def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
     assert verdict["same_text"]
     assert Path(verdict["model"]).is_file()
-    assert "finished: 6 rounds" in Path(verdict["report"]).read_text()
+    assert_shown(Path(verdict["report"]), "finished: 6 rounds")
     assert "SIGKILL to local-1" in ended.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
+
+
+def assert_shown(page: Path, headline: str) -> None:
+    """Assert that a browser shows the page without a message, if there is one here."""
+    assert headline in page.read_text()
+    if program() is not None:
+        with Browser() as browser:
+            assert browser.show(page, 1220).messages == []
+            assert headline in browser.evaluate("document.querySelector('h1').textContent")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_newest_save_is_fetched(spec: Path, store: Store, tmp_path: Path) -> Non
     assert (tmp_path / "plot.png").stat().st_size == 12345
 
 
+def test_run_of_the_folder_needs_no_name(
+    spec: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.parent)
+    assert skerry("artifacts", "list").output == skerry("artifacts", store.uri).output
+    assert skerry("artifacts", "get", "plot.png", "-o", tmp_path / "mine.png").exit_code == 0
+    assert (tmp_path / "mine.png").stat().st_size == 12345
+    assert "name the file to get" in skerry("artifacts", "get").output
+    assert "name the file to get" in skerry("artifacts", "get", "plot.png", "more").output
+
+
 def test_file_of_several_replicas_is_fetched_into_their_folders(spec: Path, store: Store, tmp_path: Path) -> None:
     assert store.list(keys.ARTIFACTS)
     refused = skerry("artifacts", spec, "get", "sample.txt", "-o", tmp_path / "x.txt")
@@ -81,6 +92,7 @@ def test_what_cannot_be_fetched_is_named(spec: Path, tmp_path: Path) -> None:
     for words, text in (
         (("get",), "name the file to get"),
         (("list", "sample.txt"), "name the file to get"),
+        (("fetch", "sample.txt"), "name the file to get"),
         (("get", "sample.txt"), "nothing was saved as 'sample.txt'; saved were: nothing"),
     ):
         result = skerry("artifacts", spec, *words)

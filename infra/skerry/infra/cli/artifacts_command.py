@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,7 +29,9 @@ class _Artifacts:
 
 def artifacts(
     run: RunName = str(DEFAULT_SPEC),
-    verb: Annotated[Literal["list", "get"], typer.Argument(help="List them, or get one by its name.")] = "list",
+    verb: Annotated[
+        str | None, typer.Argument(metavar="list|get", help="List them, or get one by its name.", show_default=False)
+    ] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the file to get.", show_default=False)] = None,
     overrides: Overrides = None,
     *,
@@ -45,8 +47,12 @@ def artifacts(
 ) -> None:
     """List or get the files that the script saved with `replica.save`. The run may continue meanwhile."""
     with errors_as_exit_codes(as_json=as_json):
-        if (verb == "get") is not (name is not None):
-            raise Invalid("name the file to get: skerry artifacts RUN get NAME; or list them: skerry artifacts RUN")
+        words = [word for word in (run, verb, name) if word is not None]
+        if run in {"list", "get"}:
+            words.insert(0, str(DEFAULT_SPEC))
+        run, name = words[0], words[2] if len(words) == 3 else None
+        if words[1:] not in ([], ["list"], ["get", name]):
+            raise Invalid("name the file to get: skerry artifacts [RUN] get NAME; or list them: skerry artifacts [RUN]")
         store = open_store(run_uri(run, overrides or ()))
         require_settings(store)
         saved = [
