@@ -219,7 +219,9 @@ def test_damaged_record_between_steps_is_not_raised() -> None:
 
 
 @pytest.mark.parametrize("fragments", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_replica_three_times_slower_is_in_nearly_every_record(fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_three_times_slower_is_in_nearly_every_record(
+    fragments: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A third of the others' inner steps in every round, so a third of their weight in every record."""
     # Steps take no time here, so the replica would seem to be nearly done.
     monkeypatch.setattr("skerry.runtime.training.early_round_end_policy._MARGIN", 0.0)
@@ -260,6 +262,9 @@ def test_replica_three_times_slower_is_in_nearly_every_record(fragments: int, mo
     assert all({"a", "b"} <= weight.keys() for weight in weights(store))
     assert all(len(states(store, number)) == 1 for number in range(rounds))
     assert_same_parameters(islands)
+    (warning,) = logged_events(caplog, "round_ended_early")  # caplog has warnings only
+    assert warning["round"] >= 1, "in its first round it may have begun later than the others"
+    assert "put evaluation, saving, sampling and profiling within replica.evaluating()" in warning["why"]
 
 
 def test_third_late_round_in_a_row_warns_and_late_work_is_dropped(caplog: pytest.LogCaptureFixture) -> None:

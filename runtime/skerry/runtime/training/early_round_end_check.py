@@ -47,6 +47,7 @@ class StragglerMonitor:
             slot=session.presence.slot,
             look_every_s=session.poll_every_s,
         )
+        self._first_round: int | None = None
         self._has_warned = False
         self.next_check = 0.0
         self.failed_checks = 0
@@ -82,6 +83,7 @@ class StragglerMonitor:
             return EarlyEnd()
         self.next_check = now + self._session.poll_every_s
         number, steps = position.round, current.inner_steps
+        self._first_round = number if self._first_round is None else self._first_round
         try:
             earlier = current.earlier(number, fragments)
             share = self._pace.share(
@@ -107,9 +109,12 @@ class StragglerMonitor:
         return EarlyEnd(share=share)
 
     def _report(self, number: int, steps: int, share: float, evaluated_s: float) -> None:
-        """Log the early end; the first one of this process is a warning, with the reason and what to do."""
+        """Log the early end; the first one of this process is a warning, with the reason and what to do.
+
+        Not in its first round, unless it evaluated: a replica that has just joined began later than the others.
+        """
         fields = {"round": number, "slot": self._session.presence.slot, "steps": steps, "share": share}
-        if self._has_warned:
+        if self._has_warned or (number == self._first_round and not evaluated_s):
             emit("round_ended_early", fields)
             return
         self._has_warned = True
