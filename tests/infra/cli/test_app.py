@@ -49,6 +49,13 @@ def started(path: Path, *overrides: str) -> tuple[SpecFile, Store, Run]:
     return spec, store, run
 
 
+def test_relative_uri_of_a_folder_starts_where_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(write_spec(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert "test-run" in skerry("runs", "file://store").stdout
+    assert skerry("status", "file://store/test-run").stdout.startswith("test-run: round 0/3 closed")
+
+
 def test_init_writes_a_sample_and_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     assert skerry("init", path).exit_code == 0

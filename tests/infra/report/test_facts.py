@@ -10,7 +10,7 @@ from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
-from skerry.infra.report.facts import Costs, Estimate, Point
+from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
@@ -192,6 +192,23 @@ def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
     assert f"; {dollars}." in sentences[-1]
     assert ", $0.050 of it for traffic, at" in sentences[0]
     assert any(text.endswith("spent on machines is 50 % of it.") for text in sentences)
+
+
+def test_machines_of_your_own_have_no_unknown_price() -> None:
+    machines = (MachineCost(machine="local", hours=0.5, running=0, usd_an_hour=None),)
+    cost = eventful().facts(costs=Costs(machines=machines)).answers[2]
+    assert (cost.short, cost.level) == ("no machine of a cloud", "good")
+    assert cost.sentences[0] == "30 m 00 s of machines of your own, which have no price here."
+    mixed = (*machines, replace(machines[0], machine="us-east-1 g6e.xlarge"))
+    assert eventful().facts(costs=Costs(machines=mixed)).answers[2].short == "unknown: no prices"
+
+
+def test_codec_that_auto_chose_is_named() -> None:
+    history = SmallRun().history()
+    settings = RunSettings(first=history.run.model_copy(update={"codec": "auto"}))
+    assert ("codec", "auto: int8") in SmallRun().facts(settings=settings).settings
+    here = replace(history, uri="file:///runs/tiny-gpt")
+    assert ("codec", "auto: none") in SmallRun().facts(settings=settings, history=here).settings
 
 
 def test_changed_settings_and_code_are_named_by_round() -> None:

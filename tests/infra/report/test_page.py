@@ -131,6 +131,15 @@ def test_large_runs_stay_below_two_megabytes() -> None:
     assert text.count("<rect") + text.count("<path") < 5000
 
 
+def test_replica_whose_bits_differ_is_marked_with_the_time_of_its_healing() -> None:
+    text = "its state differs from that of 3 of 4 replicas; it agrees again in round 9"
+    differs = finding("states-differ", "receipts/00000007/east-1.json", text, round_number=7, slot="east-1")
+    marked = page(SmallRun().facts(findings=(differs,)))
+    assert re.search(rf'title="east-1, round 7: {text}">\u25c6<', marked)
+    assert "\u25c6: its bits differ" in marked
+    assert "\u25c6" not in page(SmallRun().facts(findings=()))
+
+
 def test_line_of_a_replica_has_a_gap_where_it_was_away() -> None:
     text = page(SmallRun(kill=("west-1", 20, 22)).facts())
     lines = re.findall(r'<path class="line thin"[^>]* d="([^"]*)"', text)

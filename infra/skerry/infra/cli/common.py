@@ -121,12 +121,19 @@ def load_spec(path: str, overrides: Sequence[str]) -> SpecFile:
 
 
 def run_uri(run: str, overrides: Sequence[str]) -> str:
-    """The run's own prefix, from its URI or from a spec."""
+    """The run's own prefix, from its URI or from a spec. A relative file:// URI starts at this folder, as in a spec."""
     if not is_uri(run):
         return load_spec(run, overrides).run_uri
     if overrides:
         raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
-    return run.rstrip("/")
+    return absolute(run)
+
+
+def absolute(uri: str) -> str:
+    """The URI without a trailing slash; a relative file:// path starts at this folder."""
+    from skerry.infra.spec.store_uri import store_uri  # noqa: PLC0415  as above
+
+    return store_uri(Path(), uri)
 
 
 def as_typed(command: str, path: Path, overrides: Sequence[str]) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, errors_as_exit_codes, is_uri, load_spec, print_lines, to_json
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    AsJson,
+    absolute,
+    errors_as_exit_codes,
+    is_uri,
+    load_spec,
+    print_lines,
+    to_json,
+)
 from skerry.infra.observe.list_runs import ListedRun, list_runs
 from skerry.runtime.clock import SystemClock
 
@@ -30,7 +39,7 @@ class _Runs:
 def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
     """List the runs under a prefix of a store. The latest activity comes first."""
     with errors_as_exit_codes(as_json=as_json):
-        uri = place.rstrip("/") if is_uri(place) else load_spec(place, ()).run_uri.rpartition("/")[0]
+        uri = absolute(place) if is_uri(place) else load_spec(place, ()).run_uri.rpartition("/")[0]
         clock = SystemClock()
         now = datetime.fromisoformat(clock.utc_text()).timestamp()
         listed = list_runs(uri, clock, now, _DEADLINE_S)

@@ -149,7 +149,10 @@ def _cost(facts: ReportFacts) -> Answer:
     costs, traffic = facts.costs, facts.traffic
     hours = sum(machine.hours for machine in costs.machines)
     sentences: list[str] = []
-    if costs.usd is None:
+    if costs.own:
+        short, level = "no machine of a cloud", "good"
+        sentences.append(f"{_hours(hours)} of your own, which have no price here.")
+    elif costs.usd is None:
         short, level = "unknown: no prices", "unknown"
         sentences.append(f"{_hours(hours)}. The log names no machine with a known price, so no dollars are counted.")
     else:

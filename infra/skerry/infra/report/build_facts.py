@@ -14,7 +14,9 @@ from skerry.infra.observe.view_text import place, state
 from skerry.infra.report.answers import answers
 from skerry.infra.report.curves import convergence, loss_curve, metric_curves
 from skerry.infra.report.facts import Code, Costs, Hardware, ReplicaFacts, ReportFacts, RoundFacts, Stretch, Traffic
+from skerry.infra.spec.store_uri import FILE
 from skerry.runtime.failure_text import shortened
+from skerry.runtime.log.records import codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -114,7 +116,7 @@ def build_facts(sources: Sources) -> ReportFacts:
         goodput=_goodput(history.rounds, views),
         costs=sources.costs,
         traffic=_traffic(history.rounds),
-        settings=_settings(sources.settings.first),
+        settings=_settings(sources.settings.first, history.uri),
         changes=tuple(_changes(sources.settings)),
         codes=_codes(sources.codes, history),
         versions=sources.versions,
@@ -289,8 +291,11 @@ def _headline(view: RunView, phase: State) -> str:
     return f"{text}: {view.closed:,}{of} rounds"
 
 
-def _settings(run: Run) -> tuple[tuple[str, str], ...]:
+def _settings(run: Run, uri: str) -> tuple[tuple[str, str], ...]:
     values = [(title, _shown(getattr(run, name))) for name, title in _SETTINGS]
+    if run.codec == "auto":
+        chosen = codec_for("auto", is_local=uri.startswith(FILE))
+        values = [(title, f"auto: {chosen}" if title == "codec" else value) for title, value in values]
     digest = [] if run.spec is None else [("spec, sha256", run.spec)]
     return (*((title, value) for title, value in values if value), *digest, ("run, nonce", run.nonce))
 

@@ -156,6 +156,11 @@ class Costs:
     requests_usd: float | None = None
     estimate: Estimate | None = None
 
+    @property
+    def own(self) -> bool:
+        """True if all machines are the operator's own: no cloud has billed any."""
+        return bool(self.machines) and all(machine.machine == "local" for machine in self.machines)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:

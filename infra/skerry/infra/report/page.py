@@ -18,6 +18,7 @@ from skerry.infra.report.plot import escaped
 from skerry.infra.report.round_charts import (
     MARKS,
     PARTS,
+    differences,
     participation_grid,
     seconds_of_rounds,
     shares_of_replicas,
@@ -105,7 +106,11 @@ def _tiles(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
     yield "traffic", size_text(traffic.uploaded_bytes + traffic.downloaded_bytes), both
     usd = "unknown" if facts.costs.usd is None else rounded(facts.costs.usd)
     of = "machines" if facts.costs.traffic_usd is None else "machines and traffic"
-    yield "dollars", usd, of if facts.costs.complete else "machines without a price are not counted"
+    if facts.costs.own:
+        usd, of = "-", "machines of your own"
+    elif not facts.costs.complete:
+        of = "machines without a price are not counted"
+    yield "dollars", usd, of
 
 
 def _loss(facts: ReportFacts) -> Iterator[str]:
@@ -160,6 +165,9 @@ def _replicas(facts: ReportFacts) -> Iterator[str]:
     yield _legend(entries)
     if any(replica.restarts for replica in facts.replicas):
         yield '<p class="dim">\u25b2: the first round after a restart, with the state of a checkpoint.</p>'
+    if differences(facts):
+        text = "its bits differ from the others' for the first time; the finding says when it has healed."
+        yield f'<p class="dim">\u25c6: {text}</p>'
     columns = (
         "replica",
         "now",

@@ -15,6 +15,7 @@ from skerry.infra.report.raster import png_uri
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.run_view import Mark
     from skerry.infra.report.facts import ReplicaFacts, ReportFacts, RoundFacts
 
@@ -60,7 +61,17 @@ def participation_grid(facts: ReportFacts) -> str:
     for row, number in restarts[:_RESTARTS] if height >= 8 else ():
         tip = f"{replicas[row].slot} takes part again from round {number:,} on, after a restart"
         plot.note(number + 0.5, len(replicas) - row - 0.5, "\u25b2", "restart", tip)
+    rows = {replica.slot: row for row, replica in enumerate(replicas)}
+    for item in differences(facts)[:_RESTARTS] if height >= 8 else ():
+        if item.slot in rows and item.round is not None:
+            at = (item.round + 0.5, len(replicas) - rows[item.slot] - 0.5)
+            plot.note(*at, "\u25c6", "restart", f"{item.slot}, round {item.round:,}: {item.text}")
     return plot.html()
+
+
+def differences(facts: ReportFacts) -> list[Finding]:
+    """The findings about replicas whose average or state was not that of the others; each names its first round."""
+    return [item for item in facts.findings or () if item.kind in {"averages-differ", "states-differ"}]
 
 
 def _row(plot: Plot, replica: ReplicaFacts, top: int) -> None:
