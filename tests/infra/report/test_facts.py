@@ -15,7 +15,7 @@ from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.round_history import RoundHistory
+    from skerry.runtime.log.round_summary import RoundHistory
 
     from skerry.runtime.log.records import Outcome
 
