@@ -15,9 +15,8 @@ from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.round_summary import RoundHistory
-
     from skerry.runtime.log.records import Outcome
+    from skerry.runtime.log.round_summary import RoundHistory
 
 
 def points(*values: float) -> list[Point]:

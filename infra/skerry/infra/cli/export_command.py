@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
-from skerry.infra.cli.run_text import megabytes
+from skerry.infra.number_text import size_text
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
 
@@ -42,7 +42,7 @@ def export(
             return
         typer.echo(
             f"{path}: {written.run} after {written.round} rounds, {written.tensors} tensors, "
-            f"{megabytes(written.size_bytes)}"
+            f"{size_text(written.size_bytes)}"
         )
         if written.by_fragment:
             typer.echo("note: the script registered no model; names are those in DiLoCo's fragments", err=True)
