@@ -131,7 +131,7 @@ def test_large_runs_stay_below_two_megabytes() -> None:
     assert text.count("<rect") + text.count("<path") < 5000
 
 
-def test_replica_whose_bits_differ_is_marked_with_the_time_of_its_healing() -> None:
+def test_replica_with_differing_bits_is_marked_with_its_healing() -> None:
     text = "its state differs from that of 3 of 4 replicas; it agrees again in round 9"
     differs = finding("states-differ", "receipts/00000007/east-1.json", text, round_number=7, slot="east-1")
     marked = page(SmallRun().facts(findings=(differs,)))
