@@ -55,16 +55,17 @@ def test_restarted_rank_continues_at_its_saved_round_id(tmp_path: Path) -> None:
 
 
 def test_rank_and_slot_are_those_of_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = ObjectStoreAllReduce(f"{tmp_path.as_uri()}/", poll_interval_s=0.05)
+    folder = tmp_path / "my runs"
+    group = ObjectStoreAllReduce(f"file://{folder}/", poll_interval_s=0.05)
     with pytest.raises(Invalid, match=r"rank and world_size of file://.* pass them: .*SKERRY_INDEX"):
         group.allreduce(torch.ones(1))
-    replica = contract.Contract(run_uri=tmp_path.as_uri(), slot="replica-0", index=0, replicas=1)
+    replica = contract.Contract(run_uri=folder.as_uri(), slot="replica-0", index=0, replicas=1)
     for name, text in replica.environment().items():
         monkeypatch.setenv(name, text)
-    assert (group.rank, group.world_size, group.uri) == (0, 1, f"{tmp_path.as_uri()}/")
+    assert (group.rank, group.world_size, group.uri) == (0, 1, f"file://{folder}/")
     assert group.allreduce(torch.tensor(2.0)).item() == 2.0
     group.close()
-    assert (tmp_path / "contributions/00000000-0000/replica-0.json").exists()
+    assert (folder / "contributions/00000000-0000/replica-0.json").exists()
 
 
 def test_plain_path_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote
 
 from skerry.runtime import contract
 from skerry.runtime.clock import Clock, SystemClock
@@ -77,7 +78,8 @@ class ObjectStoreAllReduce:
     @property
     def slot(self) -> str:
         """This rank's name in the log: the one that a launcher gave it in this run, which its rights are made for."""
-        is_own_run = os.environ.get(contract.RUN_URI) == self.uri.rstrip("/")
+        # A launcher writes the URI of a folder with its characters quoted, a user maybe not.
+        is_own_run = unquote(os.environ.get(contract.RUN_URI, "")) == unquote(self.uri.rstrip("/"))
         return self._replica().slot if is_own_run else f"rank-{self.rank}"
 
     def allreduce(self, tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
