@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CLOUDS: Final = {
     "aws": ("skerry.infra.clouds.aws.home", "s3"),
     "google": ("skerry.infra.clouds.google.home", "gs"),
+    "disk": ("skerry.infra.clouds.disk.home", "file"),
 }
 
 NAMES: Final = tuple(_CLOUDS)

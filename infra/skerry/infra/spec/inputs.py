@@ -316,6 +316,9 @@ def _secret_place(document: Document, index: int, name: str, where: Where, cloud
     sources = [source for source in _CLOUD_OF_SECRET if isinstance(value, dict) and value.get(source) is not None]
     if len(sources) != 1 or (of := _CLOUD_OF_SECRET[sources[0]]) == cloud:
         return
+    own_site = cloud is not None and cloud not in _WORDS
+    if own_site and of is not None:  # jobs there have what credentials the user gives them
+        return
     kind = document.value(("replicas", index, "target", "kind"))
     if of is None:
         why = "is a value that would be stored in the description of a job"
@@ -323,13 +326,14 @@ def _secret_place(document: Document, index: int, name: str, where: Where, cloud
         why = f"is read by the role of a job on {_WORDS[of]}, and these replicas have none"
     else:
         why = f"is on {_WORDS[of]}, whose secrets a job on {_WORDS[cloud]} cannot read"
-    own = f"replicas[{index}].secrets: {{{name}: {_EXAMPLES[cloud]}}}"
+    own = f"replicas[{index}].secrets: {{{name}: {_EXAMPLES['aws' if own_site else cloud]}}}"
     yield document.problem(where, f"{why}: replicas[{index}] runs on {kind}; write e.g. {own}")
 
 
 def _data_place(document: Document, index: int, name: str, where: Where, cloud: Cloud) -> Iterator[Problem]:
     text = document.value(where)
-    if not isinstance(text, str) or cloud is None or (_uri_problem(text) is not None):
+    # This machine, and a site of the user's own, have what credentials and folders the user gives them.
+    if not isinstance(text, str) or cloud not in _WORDS or (_uri_problem(text) is not None):
         return
     of = _CLOUD_OF_SCHEME[urlsplit(text).scheme] if "://" in text else None
     if of == cloud:

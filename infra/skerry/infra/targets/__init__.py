@@ -29,6 +29,7 @@ _OPTIONS: Final = {
     "aws_batch": "skerry.infra.targets.aws_batch.options.AwsBatchTarget",
     "sagemaker": "skerry.infra.targets.sagemaker.options.SageMakerTarget",
     "vertex": "skerry.infra.targets.vertex.options.VertexTarget",
+    "slurm": "skerry.infra.targets.slurm.options.SlurmTarget",
 }
 # Kinds of a later version: they get an error of their own, so that the user does not search for a typing error.
 _PLANNED: Final = ("kubernetes", "modal", "hf_jobs")

@@ -1,0 +1,1 @@
+"""Slurm: groups of replicas as batch jobs of a cluster."""

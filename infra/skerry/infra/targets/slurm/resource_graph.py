@@ -1,0 +1,110 @@
+"""Builds the jobs of a Slurm cluster from the options of the groups. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.infra.spec import store_uri
+from skerry.infra.targets.slurm.options import SlurmTarget
+from skerry.infra.targets.slurm.resources import Job
+from skerry.runtime import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas, ReplicaSlot
+
+_MIB = 1 << 20
+
+
+def build_resources(context: RunContext, groups: Sequence[Replicas]) -> tuple[Job, ...]:
+    """Return the jobs of these groups."""
+    return tuple(_jobs(context, groups))
+
+
+def _jobs(context: RunContext, groups: Sequence[Replicas]) -> Iterator[Job]:
+    for group in groups:
+        options = SlurmTarget.of(group)
+        image = context.image_of(group) if options.container is not None else None
+        folders = [path for path in context.inputs(group).data.values() if path.startswith("/")]
+        for replica in context.slots_of(group):
+            yield job_of(
+                context,
+                options,
+                replica,
+                context.variables(group),
+                image=image,
+                hours=context.hours,
+                folders=folders,
+            )
+
+
+def job_of(
+    context: RunContext,
+    options: SlurmTarget,
+    replica: ReplicaSlot,
+    variables: Mapping[str, str],
+    *,
+    image: str | None = None,
+    hours: float | None = None,
+    folders: Sequence[str] = (),
+) -> Job:
+    """Return the job of a replica.
+
+    variables: of every replica of its group. image: None runs no container. hours: of the run. folders: of its data.
+    """
+    return Job(
+        key=replica.slot,
+        name=f"{context.stem}-{replica.slot}",
+        region=options.region,
+        why=f"replica {replica.index} of the run",
+        folder=f"{options.folder.rstrip('/')}/{context.stem}",
+        environment={
+            contract.RANKS: str(max(1, options.gpus)),
+            **variables,
+            contract.SLOT: replica.slot,
+            contract.INDEX: str(replica.index),
+        },
+        cpus=options.cpus,
+        attempts=options.attempts,
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+        minutes=_minutes(options, hours),
+        memory_mib=None if options.memory is None else max(1, options.memory // _MIB),
+        gpus=_gpus(options),
+        python=options.python,
+        setup=options.setup,
+        container=options.container,
+        image=_image(options, image),
+        mounts=_mounts(context.run_uri, folders) if options.container is not None else (),
+        extra=options.extra,
+    )
+
+
+def _gpus(options: SlurmTarget) -> str | None:
+    if not options.gpus:
+        return None
+    return ":".join(filter(None, ("gpu", options.gpu_type, str(options.gpus))))
+
+
+def _minutes(options: SlurmTarget, hours: float | None) -> int | None:
+    """Return the time of one start, in whole minutes: that of the options, and not more than that of the run."""
+    if options.time is None:
+        return None
+    minutes = int(options.time.total_seconds()) // 60
+    return minutes if hours is None else min(minutes, max(2, -int(-hours * 60 // 1)))
+
+
+def _image(options: SlurmTarget, image: str | None) -> str | None:
+    """Return an image as the container's program names it: a file, or a reference of a registry."""
+    if not image or options.container is None:
+        return None
+    plain = options.container == "pyxis" or "://" in image or image.startswith("/")
+    return image if plain else f"docker://{image}"
+
+
+def _mounts(run_uri: str, folders: Sequence[str]) -> tuple[str, ...]:
+    own = (run_uri.removeprefix(store_uri.FILE).rpartition("/")[0],) if run_uri.startswith(store_uri.FILE) else ()
+    return tuple(dict.fromkeys((*own, *folders)))
