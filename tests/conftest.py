@@ -38,6 +38,8 @@ LONGEST = (
     "infra/targets/test_crashes.py",
     "recipes/",
     "infra/targets/test_running_jobs_are_reported.py",
+    "infra/targets/slurm/",
+    "infra/executors/test_slurm.py",
     "simulation/test_exhaustive.py",
     "infra/local/test_misuse.py",
     "infra/targets/test_deploying.py",

@@ -298,9 +298,10 @@ def test_destroy_leaves_nothing_in_any_cloud(tmp_path: Path, skerry_sandbox: San
 
 
 def test_every_kind_of_resource_belongs_to_a_known_cloud() -> None:
+    known = {*clouds.NAMES, *(options.CLOUD for options in targets.kinds().options)}
     for kind in targets.kinds().deployed:
         target = targets.open_target(kind, FakeClock(), {})
-        assert {targets.cloud_of(handler) for handler in target.handlers()} <= set(clouds.NAMES)
+        assert {targets.cloud_of(handler) for handler in target.handlers()} <= known
     for name in clouds.NAMES:
         assert targets.cloud_of(f"{name}_bucket") == name
     with pytest.raises(LookupError):
@@ -319,9 +320,9 @@ def test_every_kind_has_one_handler_class() -> None:
 
 
 def test_store_out_of_reach_of_jobs_is_refused() -> None:
-    with pytest.raises(Invalid, match=r"jobs in a cloud cannot reach file:///x; use a store in s3://, gs://"):
-        clouds.home_of("file:///x")
-    assert [clouds.home_of(f"{scheme}://bucket/run") for scheme in ("s3", "gs")] == ["aws", "google"]
+    with pytest.raises(Invalid, match=r"jobs in a cloud cannot reach az://x/y; use a store in s3://, gs://, file://"):
+        clouds.home_of("az://x/y")
+    assert [clouds.home_of(f"{scheme}://x/run") for scheme in ("s3", "gs", "file")] == ["aws", "google", "disk"]
 
 
 def test_the_core_names_no_target_and_imports_no_cloud() -> None:

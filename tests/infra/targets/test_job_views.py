@@ -13,6 +13,10 @@ from skerry.infra.targets.aws_batch import job_views as batch
 from skerry.infra.targets.aws_batch.resources import Job as BatchJob
 from skerry.infra.targets.sagemaker import job_views as sagemaker
 from skerry.infra.targets.sagemaker.resources import Job as TrainingJob
+from skerry.infra.targets.slurm import job_views as slurm
+from skerry.infra.targets.slurm.resources import Job as SlurmJob
+from skerry.infra.targets.slurm.responses import ENDED as ENDED_STATES
+from skerry.infra.targets.slurm.responses import Row
 from skerry.infra.targets.vertex import job_views as vertex
 from skerry.infra.targets.vertex.resources import Job as CustomJob
 
@@ -79,7 +83,21 @@ def view_vertex(state: str, code: str = "0", message: str = "", generation: int 
     )
 
 
-VIEWS = {"aws_batch": view_batch, "sagemaker": view_sagemaker, "vertex": view_vertex}
+def view_slurm(state: str, reason: str = "", code: str = "", restarts: str = "0") -> JobView:
+    row = Row(
+        id="42",
+        name="job",
+        state=state,
+        reason=reason,
+        exit_code=int(code) if code else None,
+        starts_before=int(restarts),
+        started_s=None if state == "PENDING" else STARTED.timestamp(),
+        ended_s=ENDED.timestamp() if state in ENDED_STATES else None,
+    )
+    return slurm.view(record_of(SlurmJob), row)
+
+
+VIEWS = {"slurm": view_slurm, "aws_batch": view_batch, "sagemaker": view_sagemaker, "vertex": view_vertex}
 
 
 @pytest.mark.parametrize("case", read_cases("job_views.txt"), ids=lambda case: case[0][:60])
@@ -126,3 +144,9 @@ def test_starts_of_a_training_job_are_counted_over_interruptions() -> None:
 def test_attempt_of_a_custom_job_is_the_number_of_its_generation() -> None:
     assert view_vertex("RUNNING", generation=2).attempt == 3
     assert view_vertex("PENDING", generation=2, startTime="").attempt == 0
+
+
+def test_starts_of_a_slurm_job_are_counted_over_requeues() -> None:
+    assert view_slurm("PENDING", "Priority").attempt == 0
+    assert view_slurm("RUNNING", restarts="2").attempt == 3
+    assert view_slurm("PENDING", "BeginTime", restarts="2").attempt == 2

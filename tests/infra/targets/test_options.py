@@ -52,6 +52,12 @@ SPECS: Final = {
         kind="vertex",
         options="project: acme-diloco, region: us-central1, machine: g2-standard-8",
     ),
+    "slurm": SPEC.format(
+        store="file:///shared/runs",
+        image="/shared/skerry.sif",
+        kind="slurm",
+        options="partition: gpu, time: 12h, gpus: 1",
+    ),
 }
 
 
@@ -78,6 +84,10 @@ VALID: Final = [
     ("sagemaker", "count: 4", "count: 1024"),
     ("sagemaker", "spot: true", "spot: true, max_runtime: 24h, max_wait: 24h"),
     ("sagemaker", "spot: true", "byo: {subnets: [subnet-0a], security_groups: [sg-0a]}"),
+    *(("slurm", "file:///shared/runs", store) for store in ("s3://acme/runs", "gs://acme/runs")),
+    ("slurm", "gpus: 1", "gpus: 1, login: ada@login.acme.org, container: apptainer, extra: ['--constraint=a100|h100']"),
+    ("slurm", "", "data: {corpus: /shared/corpus, old: 's3://acme-data/x'}"),
+    ("slurm", "", "secrets: {HF_TOKEN: {google_secret: projects/acme/secrets/hf/versions/1}}"),
     *(
         ("vertex", "us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu", image)
         for image in ("acme/skerry:1", "python:3.11", "docker.io/acme/skerry@sha256:0", "eu.gcr.io/acme/skerry:1")
@@ -119,7 +129,7 @@ def test_reserved_variables_of_a_target_are_refused_by_its_options(
     tmp_path: Path, options: type[TargetOptions]
 ) -> None:
     reserved = [pattern.replace("*", "X") for pattern in options.RESERVED]
-    assert bool(reserved) is (options.name() in {"sagemaker", "vertex"})
+    assert bool(reserved) is (options.name() in {"sagemaker", "vertex", "slurm"})
     others = TargetKinds(tuple(kind for kind in targets.kinds().options if kind is not options))
     # Replicas on this machine: a group may move to any kind later.
     local = next(kind for kind in targets.kinds().names if kind not in targets.kinds().deployed)

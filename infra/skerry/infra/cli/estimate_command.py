@@ -28,6 +28,7 @@ from skerry.infra.cost.estimate import (
 from skerry.infra.deploy.deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
 from skerry.infra.run import local_preflight
+from skerry.infra.spec.store_uri import FILE
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
@@ -82,6 +83,8 @@ def estimate_of(
     environment: names the user's own prices. parameters: 1.3B; None gives traffic and storage per billion.
     """
     own_prices = prices.own_file(environment)
+    if deployment.spec.run_uri.startswith(FILE):  # a disk has no price for each byte and request
+        return Estimate(rates=tuple(rates), parameters=parameters)
     volume = Volume(
         spec=deployment.spec.spec,
         parameters=BILLION if parameters is None else parse_parameters(parameters),

@@ -1,4 +1,4 @@
-"""Executors: start replicas from ten lines of Python, without a spec. Five places, one protocol (ServerlessExecutor).
+"""Executors: start replicas from ten lines of Python, without a spec. Six places, one protocol (ServerlessExecutor).
 
 Executors plan nothing and keep no state. What an executor of a cloud needs (a queue, a role, an account) must already
 exist. A handle is enough to find its start again. Importing this package calls no cloud and needs no SDK.
@@ -7,6 +7,7 @@ exist. A handle is enough to find its start again. Importing this package calls 
 from skerry.infra.executors.aws_batch import BatchExecutor
 from skerry.infra.executors.local import DockerExecutor, LocalProcessExecutor
 from skerry.infra.executors.sagemaker import SageMakerExecutor
+from skerry.infra.executors.slurm import SlurmExecutor
 from skerry.infra.executors.vertex import VertexExecutor
 from skerry.infra.run.executor import Ending, ReplicaHandle, ServerlessExecutor
 from skerry.infra.spec.model import Faults, Outer
@@ -21,5 +22,6 @@ __all__ = [
     "ReplicaHandle",
     "SageMakerExecutor",
     "ServerlessExecutor",
+    "SlurmExecutor",
     "VertexExecutor",
 ]

@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from skerry.infra.clouds.shared import Absent, each
 from skerry.infra.executors.options import RunOptions
@@ -68,6 +68,10 @@ class CloudExecutor(RunOptions):
     max_runtime: the cloud ends a job after this time. ranks: processes of a replica; None is one for each GPU.
     """
 
+    POLLS: ClassVar[Backoff] = _POLLS
+    IN_CLOUD: ClassVar[bool] = True
+    """False if its jobs may reach a folder of this machine."""
+
     image: str
     max_runtime: timedelta = _DAY
     ranks: int | None = None
@@ -76,7 +80,7 @@ class CloudExecutor(RunOptions):
 
     def _set_run(self, uri: str) -> None:
         super()._set_run(uri)
-        if self.run.startswith(store_uri.FILE):
+        if self.IN_CLOUD and self.run.startswith(store_uri.FILE):
             raise Invalid(f"jobs in a cloud cannot reach a folder of this machine: {self.run}; write s3:// or gs://")
 
     def launch_replicas(
@@ -144,7 +148,7 @@ class CloudExecutor(RunOptions):
             return True if len(endings) == len(set(handles)) else None
 
         try:
-            wait_until(self.clock, all_ended, self.clock.now() + timeout.total_seconds(), _POLLS)
+            wait_until(self.clock, all_ended, self.clock.now() + timeout.total_seconds(), self.POLLS)
         except TimeoutError:
             late = ", ".join(handle.slot for handle in dict.fromkeys(handles) if handle not in endings)
             if unreachable is not None:

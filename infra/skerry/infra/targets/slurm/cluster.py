@@ -71,7 +71,7 @@ class Cluster:
 
         Raises Retryable if the cluster does not answer, Unauthorized if it refuses the user, Invalid otherwise.
         """
-        shell = ["sh", "-c", f"cd && {line}", "sh", *words]
+        shell = ["sh", "-c", f"cd && export LC_ALL=C && {line}", "sh", *words]
         try:
             answer = self._execute(shell if self._login is None else [*_SSH, self._login, shlex.join(shell)], text)
         except FileNotFoundError as error:

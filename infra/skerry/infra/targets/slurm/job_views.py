@@ -85,6 +85,7 @@ _EXIT_CODES: Final = {
     127: "its `python`, or its container program, is missing on the node",
     137: "killed, often because memory was short",
 }
+_NO_PROGRAM: Final = (126, 127)
 # From $2 on, so that a long log is not sent again; its first line is the time of the last write.
 _TAIL: Final = 'stat -c %Y -- "$1" && exec tail -c "+$2" -- "$1"'
 
@@ -162,4 +163,4 @@ def _may_succeed_again(row: Row) -> bool:
     """Return whether the job failed and another start may succeed."""
     if row.state != "FAILED":
         return row.state in _PASSING
-    return row.exit_code is None or may_succeed_again(row.exit_code)
+    return row.exit_code is None or (row.exit_code not in _NO_PROGRAM and may_succeed_again(row.exit_code))

@@ -8,6 +8,7 @@ Sources: squeue(1), scancel(1), sacct(1).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.shared import NotYetVisible, wait_for
@@ -77,7 +78,7 @@ class Jobs:
             return self._submitted(desired, error)
         if not job.isdecimal():
             raise Invalid(f"{cluster.name}: sbatch printed no job id, but {job[:80]!r}")
-        return responses.Row(id=job, name=desired.resource.name, state="PENDING").outputs
+        return responses.Row(id=job, name=desired.name, state="PENDING").outputs
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Every setting of a job is fixed."""
@@ -163,8 +164,10 @@ def _ended(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Row |
     if missing := [record.outputs["id"] for record, row in zip(state_records, rows, strict=True) if row is None]:
         answer = cluster.call(_SACCT, [responses.ACCOUNTING, ",".join(missing)])
         accounted = {row.id: row for row in responses.accounting_rows(answer)}
-        ids = [record.outputs["id"] for record in state_records]
-        rows = [accounted.get(job) if row is None else row for job, row in zip(ids, rows, strict=True)]
+        for at, record in enumerate(state_records):
+            row = accounted.get(record.outputs["id"])
+            if rows[at] is None and row is not None:
+                rows[at] = replace(row, name=record.name)
     return rows
 
 

@@ -92,7 +92,7 @@ class SlurmTarget(TargetOptions):
     folder: Annotated[str, _PATH, Field(examples=["/shared/logs"])] = ".skerry"
     """The folder of the logs, in the home folder of the login, or absolute. All nodes must see it."""
     python: Annotated[str, _PATH, Field(examples=["/shared/venv/bin/python"])] = "python3"
-    """The Python with `skerry[runtime]` that runs the replica, e.g. of a virtual environment; unused with `container`."""
+    """The Python with `skerry[runtime]` that runs the replica, e.g. of a virtual environment."""
     setup: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...], Field(examples=[["module load cuda/12.8"]])
     ] = ()

@@ -35,19 +35,28 @@ _OPTIONS: Final = {
     "gpus": "--gres",
 }
 
+# SIGCONT, which Slurm sends before SIGTERM, has no trap: bash 5.2 loses a second signal while it handles the first.
 _START: Final = """\
 #!/bin/bash -l
-again= stopped= child=
-ending="$PWD"/{ending}
+again= stopped= work=$(mktemp -d)
+ending={ending}
 rm -f "$ending"
-trap 'again=1; [ -z "$child" ] || {stop}' USR1
+trap 'again=1; {stop}' USR1
 trap 'stopped=1' TERM
-trap : CONT
 """
+# A signal interrupts `wait`, and bash may lose the code of a replica that ends in that moment. So a subshell waits for
+# it in the foreground, where nothing interrupts.
 # A code that no start can mend is final: done, permanent, stopped by its script, and no such program.
 _END: Final = """\
+(
+    trap : TERM
+    bash -c 'echo $$ > "$1/pid"; shift; exec "$@"' start "$work" {command}
+    echo "$?" > "$work/code"
+) &
 child=$!
-while :; do wait "$child"; code=$?; kill -0 "$child" 2> /dev/null || break; done
+while wait "$child"; kill -0 "$child" 2> /dev/null; do :; done
+code=$(cat "$work/code" 2> /dev/null || echo 137)
+rm -rf "$work"
 start=${{SLURM_RESTART_COUNT:-0}}
 printf '{{"job": "%s", "start": %s, "code": %s, "stopped": %s}}\\n' \\
     "$SLURM_JOB_ID" "$start" "$code" "${{stopped:-0}}" > "$ending.new" && mv -f "$ending.new" "$ending"
@@ -95,10 +104,15 @@ def script(desired: Desired) -> str:
     exports = "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in pairs)
     setup = "".join(f"{line}\n" for line in _texts(settings["setup"]))
     # Slurm passes a signal on to the tasks of srun, but not to srun itself.
-    stop = 'scancel --signal=TERM "$SLURM_JOB_ID"' if settings["container"] == "pyxis" else 'kill -TERM "$child"'
-    start = _START.format(ending=shlex.quote(ending_file(desired)), stop=stop)
-    end = _END.format(attempts=settings["attempts"], requeued_s=_REQUEUED_S)
-    return f"{start}{exports}{setup}{shlex.join(_command(settings))} &\n{end}"
+    stop = (
+        'scancel --signal=TERM "$SLURM_JOB_ID"'
+        if settings["container"] == "pyxis"
+        else 'kill -TERM "$(cat "$work/pid")"'
+    )
+    ending = shlex.quote(ending_file(desired))
+    start = _START.format(ending=ending if ending_file(desired).startswith("/") else f'"$PWD"/{ending}', stop=stop)
+    end = _END.format(command=shlex.join(_command(settings)), attempts=settings["attempts"], requeued_s=_REQUEUED_S)
+    return f"{start}{exports}{setup}{end}"
 
 
 def comment(desired: Desired) -> str:

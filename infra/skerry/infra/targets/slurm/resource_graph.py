@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from skerry.infra.provision.target import stem_of
 from skerry.infra.spec import store_uri
 from skerry.infra.targets.slurm.options import SlurmTarget
 from skerry.infra.targets.slurm.resources import Job
@@ -59,7 +60,7 @@ def job_of(
         name=f"{context.stem}-{replica.slot}",
         region=options.region,
         why=f"replica {replica.index} of the run",
-        folder=f"{options.folder.rstrip('/')}/{context.stem}",
+        folder=folder_of(options, context.run_uri),
         environment={
             contract.RANKS: str(max(1, options.gpus)),
             **variables,
@@ -81,6 +82,11 @@ def job_of(
         mounts=_mounts(context.run_uri, folders) if options.container is not None else (),
         extra=options.extra,
     )
+
+
+def folder_of(options: SlurmTarget, run: str) -> str:
+    """Return the folder of a run's logs and endings."""
+    return f"{options.folder.rstrip('/')}/{stem_of(run)}"
 
 
 def _gpus(options: SlurmTarget) -> str | None:

@@ -99,7 +99,7 @@ class Row:
     @property
     def outputs(self) -> dict[str, str]:
         """See Job."""
-        return {"id": self.id, "job": f"{self.name}/{self.id}"}
+        return {"id": self.id, "job": f"{self.full_name}/{self.id}"}
 
     @property
     def full_name(self) -> str:

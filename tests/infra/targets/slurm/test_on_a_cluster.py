@@ -1,0 +1,120 @@
+"""Runs on a real Slurm cluster, by the command line: replicas that train, are requeued, killed and cancelled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from tests.infra import runs
+from tests.support.slurmsite import SlurmSite, slurm_site, until
+
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Receipt
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from skerry.runtime.store import Store
+
+pytestmark = pytest.mark.slow
+
+ROOT: Final = Path(__file__).parents[4]
+SPEC: Final = """\
+run: tried
+store: {store}
+code: {{path: {root}/runtime/examples/tiny_gpt, command: [python, train.py, --width, "32", --layers, "1"]}}
+outer: {{rounds: 99, sync_every: 4}}
+faults: {{min_replicas: 2, grace: 10s, start_window: 120s}}
+replicas:
+  - {{name: hpc, count: 2, target: {{kind: slurm, python: {python}, {target}}}}}
+"""
+
+
+class Run:
+    def __init__(self, site: SlurmSite, folder: Path, target: str) -> None:
+        self.site = site
+        self.spec = folder / "skerry.yaml"
+        store = (folder / "store").as_uri()
+        self.store: Store = open_store(f"{store}/tried")
+        text = SPEC.format(store=store, root=ROOT, python=sys.executable, target=target)
+        self.spec.write_text(text)
+
+    def skerry(self, verb: str, *more: str, code: int = 0) -> str:
+        result = runs.skerry(verb, self.spec, *more)
+        assert result.exit_code == code, result.output[-4000:]
+        return result.output
+
+    def jobs(self) -> Mapping[str, Mapping[str, Any]]:
+        return {str(job["slot"]): job for job in json.loads(self.skerry("status", "--json").splitlines()[-1])["jobs"]}
+
+    def until_closed(self, rounds: int) -> None:
+        until(lambda: len(self.store.list(keys.COMMITS)) >= rounds)
+
+    def receipt_keys(self, round_number: int) -> list[str]:
+        return [keys.receipt(round_number, slot) for slot in ("hpc-0", "hpc-1")]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[SlurmSite]:
+    with slurm_site() as site:
+        yield site
+
+
+@pytest.fixture
+def cluster(site: SlurmSite, monkeypatch: pytest.MonkeyPatch) -> SlurmSite:
+    for name, text in site.environment.items():
+        monkeypatch.setenv(name, text)
+    return site
+
+
+def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: SlurmSite, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path, "partition: main, time: 1h")
+    run.skerry("apply", "--auto-approve")
+    run.until_closed(1)
+    first = run.jobs()
+    assert [job["state"] for job in first.values()] == ["RUNNING"] * 2
+
+    # What Slurm does a minute before the time limit; and every process of the other job dies.
+    cluster.call("scancel", "--batch", "--signal=USR1", str(first["hpc-0"]["job"]))
+    cluster.kill(str(first["hpc-1"]["job"]))
+    until(lambda: run.jobs()["hpc-0"]["state"] == "PENDING" and run.jobs()["hpc-1"]["condition"] == "lost")
+    jobs = run.jobs()
+    assert jobs["hpc-0"]["why"].startswith("was requeued, and waits for its next start")
+    assert (jobs["hpc-1"]["exit_code"], jobs["hpc-1"]["again"]) == (137, True)
+    run.skerry("apply", "--auto-approve")
+    run.until_closed(3)
+    jobs = run.jobs()
+    assert (jobs["hpc-0"]["job"], jobs["hpc-0"]["attempt"]) == (first["hpc-0"]["job"], 2)
+    assert jobs["hpc-1"]["job"] != first["hpc-1"]["job"]
+
+    until(lambda: all(run.store.read(name) for name in run.receipt_keys(2)))
+    receipts = [Receipt.parse(run.store.read(name) or b"", name) for name in run.receipt_keys(2)]
+    assert len({(receipt.commit, receipt.averages, receipt.state) for receipt in receipts}) == 1
+    assert receipts[0].state is not None
+
+    run.skerry("cancel", "--replica", "hpc-1", "--auto-approve")
+    job = run.jobs()["hpc-1"]
+    assert (job["state"], job["condition"], job["again"], job["stopped"]) == ("CANCELLED", "lost", False, True)
+    assert {line.partition("]")[0] for line in run.skerry("logs").splitlines()} >= {"[hpc-0", "[hpc-1"}
+    # The last start of the killed job wrote none.
+    endings = [json.loads(path.read_text()) for path in (cluster.folder / "home/.skerry").rglob("*.ending")]
+    assert [(ending["job"], ending["stopped"]) for ending in endings] == [(job["job"], 1)]
+
+    run.skerry("destroy", "--data", "--yes")
+    assert not cluster.call("squeue", "--noheader", "--states=pending,running").strip()
+    assert not run.store.list("")
+
+
+def test_time_above_the_limit_of_the_partition_is_told_in_words(cluster: SlurmSite, tmp_path: Path) -> None:
+    run = Run(cluster, tmp_path, "partition: short, time: 1h")
+    assert "short allows 00:10:00, and time is 60 minutes: the jobs would wait for ever" in run.skerry("plan")
+    run.skerry("apply", "--auto-approve")
+    job = run.jobs()["hpc-0"]
+    assert (job["state"], job["condition"]) == ("PENDING", "ready")
+    assert job["why"].startswith("it can never start: its time is more than the partition allows")
+    run.skerry("destroy", "--data", "--yes")
+    assert not cluster.call("squeue", "--noheader", "--states=pending,running").strip()
