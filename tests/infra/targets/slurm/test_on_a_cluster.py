@@ -109,7 +109,7 @@ def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: 
     assert not run.store.list("")
 
 
-def test_time_above_the_limit_of_the_partition_is_told_in_words(cluster: SlurmSite, tmp_path: Path) -> None:
+def test_status_names_a_time_above_the_limit_of_the_partition(cluster: SlurmSite, tmp_path: Path) -> None:
     run = Run(cluster, tmp_path, "partition: short, time: 1h")
     assert "short allows 00:10:00, and time is 60 minutes: the jobs would wait for ever" in run.skerry("plan")
     run.skerry("apply", "--auto-approve")

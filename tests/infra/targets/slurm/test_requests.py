@@ -1,4 +1,4 @@
-"""What is given to sbatch, and what the script of a job does on its node."""
+"""The options and the script that sbatch gets, and what the script does on its node."""
 
 from __future__ import annotations
 

@@ -83,13 +83,13 @@ class Cluster:
         raise self._error(answer)
 
     def _error(self, answer: Answer) -> Exception:
-        said = " ".join(answer.err.split()) or f"exit code {answer.code}"
-        text = f"{self.name}: {said}"
-        if _REFUSED.search(said):
+        message = " ".join(answer.err.split()) or f"exit code {answer.code}"
+        text = f"{self.name}: {message}"
+        if _REFUSED.search(message):
             return Unauthorized(text)
         if answer.code == _OF_SSH and self._login is not None:
             return Retryable(f"{text}; try `ssh {self._login}`")
-        if _BUSY.search(said):
+        if _BUSY.search(message):
             return Retryable(text)
         if answer.code == _NO_PROGRAM:
             return Invalid(f"{text}; run skerry where Slurm's commands are, or write `login:`")
