@@ -42,7 +42,11 @@ _REASONS: Final = (
         r"PartitionTimeLimit",
         f"{_NEVER}: its time is more than the partition allows; write a shorter `time`, or another partition",
     ),
-    (r"PartitionNodeLimit|PartitionConfig", f"{_NEVER}: the partition does not allow what it asks for"),
+    # A new job has this reason also because of its time, until the scheduler has looked at it.
+    (
+        r"PartitionNodeLimit|PartitionConfig",
+        f"{_NEVER}: the partition does not allow its time, or something else that it asks for",
+    ),
     (r"PartitionDown|PartitionInactive", "its partition takes no jobs now; see `sinfo`"),
     (r"BadConstraints", f"{_NEVER}: no node has what it asks for; see `sinfo`"),
     (r"InvalidAccount|InvalidQOS", f"{_NEVER}: the account or QOS is not valid here"),
