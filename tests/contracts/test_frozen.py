@@ -56,7 +56,8 @@ COMMANDS = {
 EVENTS = """
     abstained always_late artifact_saved catch_up_missing caught_up checkpoint_failed checkpoint_loaded
     checkpoint_saved contributed contribution_refused decided diverged rounding_drift ended healed garbage_collected
-    garbage_collection_failed heartbeat_failed initial_model_loaded joined local_state_failed local_state_missing
+    garbage_collection_failed heartbeat_failed initial_model_loaded joined
+    local_copy_failed local_copy_saved local_state_failed local_state_missing
     local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ reduced_unit_refused round_closed round_ended_early
     round_failed stop_requested

@@ -36,6 +36,8 @@ Name: TypeAlias = Literal[
     "heartbeat_failed",
     "initial_model_loaded",  # the model of another run, from which this run starts
     "joined",  # this incarnation owns its slot
+    "local_copy_failed",  # a copy on a machine of the replica could not be written or read; the bucket has the state
+    "local_copy_saved",
     "local_state_failed",  # this replica's own state could not be saved or loaded; training continues
     "local_state_loaded",
     "local_state_missing",  # a restarted replica has no saved state of its own

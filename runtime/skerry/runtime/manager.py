@@ -27,6 +27,7 @@ from skerry.runtime.events import log_to_stderr
 from skerry.runtime.log.log import read_run
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
+from skerry.runtime.replication.local_checkpoints import LocalCheckpoints
 from skerry.runtime.store import open_store
 from skerry.runtime.training.allreduce_future import ExchangeWork, op_of
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Address
+    from skerry.runtime.replication.local_checkpoints import LocalCopies
     from skerry.runtime.store import Store
 
 T = TypeVar("T")
@@ -72,6 +74,7 @@ class ObjectStoreManager:
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
+    local_copies: where this replica keeps copies of its state on its machines, so that a restart needs the bucket less.
     reduction: see `log.records.Reduction`; "auto" chooses by members and bytes. place: the machine, for people.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
@@ -115,6 +118,7 @@ class ObjectStoreManager:
         max_norm: float | None = None,
         keep_unfinished: timedelta | None = None,
         place: Place | None = None,
+        local_copies: LocalCopies | None = None,
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries
@@ -161,6 +165,9 @@ class ObjectStoreManager:
             patience_s=None if max_retries is None else _PATIENCE * timeout.total_seconds(),
             unfinished_every_s=seconds_of(keep_unfinished),
             ends_early=not terms.spares,
+            near=None
+            if local_copies is None
+            else LocalCheckpoints.open(local_copies, self.session.log.run.nonce, replica_id, self._clock, group),
         )
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout

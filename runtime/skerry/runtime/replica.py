@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Run
     from skerry.runtime.ranks.interface import Address
+    from skerry.runtime.replication.local_checkpoints import LocalCopies
 
 T = TypeVar("T")
 SignalHandler: TypeAlias = "signal.Handlers | Callable[[int, FrameType | None], object] | int | None"
@@ -167,11 +168,12 @@ class Replica:
         load_state_dict: Callable[[T], None] | None = None,
         timeout: timedelta = timedelta(minutes=30),
         max_retries: int | None = 3,
+        local_copies: LocalCopies | None = None,
     ) -> ObjectStoreManager:
         """Create the manager of this replica with the settings of the run. Call it once.
 
         timeout: how long an exchange may wait for the other replicas. max_retries: failed rounds in a row after which
-        the script ends with exit code 10.
+        the script ends with exit code 10. local_copies: where to keep copies of the state on this replica's machines.
         """
         if self._manager is not None:
             raise Invalid("a replica has one manager: use the existing one")
@@ -189,6 +191,7 @@ class Replica:
             retention=retention_of(self.run),
             keep_unfinished=keep_unfinished_of(self.run),
             timeout=timeout,
+            local_copies=local_copies,
             place=self._place,
             clock=self._clock,
             rank=self.rank,
@@ -305,8 +308,7 @@ class Replica:
         file name, and for a file that cannot be read.
         """
         saved = script_files.save(self._store, self.slot, self._the_manager().current_step(), name, content)
-        fields = {"slot": self.slot, "round": saved.round, "name": name, "bytes": saved.size_bytes}
-        emit("artifact_saved", fields)
+        emit("artifact_saved", {"slot": self.slot, "round": saved.round, "name": name, "bytes": saved.size_bytes})
 
     @property
     def stopping(self) -> bool:
@@ -314,10 +316,7 @@ class Replica:
         return self._stopping.is_set()
 
     def request_stop(self, reason: str) -> None:
-        """End after the current inner step, and end waits at once. The launcher does not restart the replica.
-
-        Under torchrun, call it on every rank.
-        """
+        """End after this inner step, and waits at once; no launcher restarts it. With torchrun call it on all ranks."""
         if not self._stopping.is_set():
             self._stop_requested = True
             self._stop(reason)

@@ -18,6 +18,7 @@ from skerry.runtime.ranks.interface import combine_digests
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.ranks.interface import Channel
@@ -41,8 +42,13 @@ class CheckpointLoader:
         state: SharedState,
         ranks: Channel,
         evidence_of: Callable[[CheckpointManifest], ReceiptEvidence | None],
+        near: NearCopies | None = None,
     ) -> None:
-        """evidence_of: the digests that receipts allow for a checkpoint; None if it must not be loaded."""
+        """evidence_of: the digests that receipts allow for a checkpoint; None if it must not be loaded.
+
+        near: where a replica that joins looks first for the bytes, if receipts can confirm them.
+        """
+        self._near = near
         self._log = log
         self._slot = slot
         self._state = state
@@ -67,11 +73,16 @@ class CheckpointLoader:
             if candidate.manifest is None:
                 cause = damage[0] if damage else None
                 raise Corrupt(f"no checkpoint of {self._log.store.uri} can be loaded: {cause}") from cause
-            try:
-                return self._load(candidate.manifest, candidate.evidence, candidate.work, heals=heals)
-            except Corrupt as error:
-                _failed(candidate.manifest.round, error)
-                damage.append(error)
+            joins = not heals and beyond < 0
+            sources: list[State | None] = [None]
+            if self._near is not None and joins and candidate.evidence.states:
+                sources.insert(0, self._near_state(self._near, candidate.manifest))
+            for source in sources:
+                try:
+                    return self._load(candidate.manifest, candidate.evidence, candidate.work, source, heals=heals)
+                except Corrupt as error:
+                    _failed(candidate.manifest.round, error)
+                    damage.append(error)
 
     def _candidates(
         self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt], undisputed: int | None = None
@@ -104,8 +115,22 @@ class CheckpointLoader:
         """Returns True if the log can be followed from this checkpoint; payloads are deleted oldest first."""
         return round_number <= undisputed and bool(self._log.store.list(keys.payloads_prefix(round_number)))
 
+    @staticmethod
+    def _near_state(near: NearCopies, manifest: CheckpointManifest) -> State | None:
+        """This rank's copy of the checkpoint's round, of the same log; None if this rank must read the bucket."""
+        copy = near.load("checkpoints", manifest.round)
+        if copy is None or copy.commit != manifest.commit or not is_state(copy.state):
+            return None
+        return copy.state
+
     def _load(
-        self, manifest: CheckpointManifest, evidence: ReceiptEvidence, work: float, *, heals: bool
+        self,
+        manifest: CheckpointManifest,
+        evidence: ReceiptEvidence,
+        work: float,
+        near: State | None,
+        *,
+        heals: bool,
     ) -> LogPosition:
         where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
         rank, size = self._ranks.rank, self._ranks.size
@@ -122,7 +147,7 @@ class CheckpointLoader:
                     f"{where} was saved by {saved} ranks, this replica has world_size={size}; "
                     f"all replicas of a run need the same number of ranks: start this one with {saved}"
                 )
-            loaded = checkpoint.load(self._log.store, manifest, rank=rank)
+            loaded = checkpoint.load(self._log.store, manifest, rank=rank) if near is None else near
             if not is_state(loaded):
                 raise Corrupt(f"{where} does not hold the state of a replica: {type(loaded).__name__}")
             state = loaded

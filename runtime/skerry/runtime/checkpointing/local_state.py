@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.near_copies import NearCopies, NearCopy
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
@@ -58,14 +59,22 @@ class Stateful(Protocol):
 class PrivateState:
     """The state of one replica alone. Register it before the first inner step; `record` saves, `load_newest` loads."""
 
-    def __init__(self, log: RunLog, presence: Presence, nonce: Callable[[], str], group: Group | None = None) -> None:
-        """group: the ranks of the replica; each has a state of its own. None for one rank."""
+    def __init__(
+        self,
+        log: RunLog,
+        presence: Presence,
+        nonce: Callable[[], str],
+        group: Group | None = None,
+        near: NearCopies | None = None,
+    ) -> None:
+        """group: the ranks of the replica; each has a state of its own. None for one rank. near: also save here."""
         group = group or SingleRank()
         self._rank = group.rank
         self._train = group.channel("train")
         self._log = log
         self._presence = presence
         self._nonce = nonce
+        self._near = near
         self._folder = keys.private_prefix(presence.slot, group.rank)
         self._loads: dict[str, Callable[[Any], object]] = {}
         self._saves: dict[str, Callable[[], object]] = {}
@@ -84,22 +93,26 @@ class PrivateState:
         self._loads[key] = load
         self._saves[key] = save
 
-    def record(self, position: LogPosition, checkpoint_every: int | None) -> None:
+    def record(self, position: LogPosition, checkpoint_every: int | None, *, near: bool = False) -> None:
         """Saves the registered state in the background, at the rounds of checkpoints. Call while state is stable.
 
         checkpoint_every: in rounds; None means not now. Memory is bounded to one snapshot: while the last save is being
         written, this one is skipped. A state that cannot be stored, or is not finite, is reported and not saved.
+        near: also save it on the machine; the same on all ranks.
         """
         if not self._saves or not is_due(position, checkpoint_every, self._log.run):
             return
-        if self.is_saving:
+        if self.is_saving and not near:
             return
+        snapshot: Mapping[str, object] | None = None
         try:
             snapshot = self.capture()
         except Invalid as error:
             self._failed(position.round, error)
-            return
-        self._saving = self._pool.submit(self._write, position, snapshot)
+        if near and self._near is not None:
+            self._near.save("private", position.round, position.previous, snapshot)
+        if snapshot is not None and not self.is_saving:
+            self._saving = self._pool.submit(self._write, position, snapshot)
 
     @property
     def is_saving(self) -> bool:
@@ -122,18 +135,22 @@ class PrivateState:
             return None
         saved: dict[int, Mapping[str, object]] = {}
 
-        def read(round_number: int) -> bool:
+        def read(round_number: int, near: NearCopy | None) -> bool:
             manifest = checkpoint.manifest(self._log.store, round_number, self._folder)
             if manifest is None:
                 return False
             self._check(manifest)
-            state = checkpoint.load(self._log.store, manifest, self._folder)
+            if near is not None and (near.commit, near.parts) == (manifest.commit, manifest.parts):
+                state = near.state
+            else:
+                state = checkpoint.load(self._log.store, manifest, self._folder)
             saved[round_number] = cast("Mapping[str, object]", state)
             return True
 
         for round_number in self._train.reduce_on_rank0("private state", self._saved_rounds, _common):
+            near = None if self._near is None else self._near.load("private", round_number)
             try:
-                loaded = self._train.reduce_on_rank0("private", partial(read, round_number), all)
+                loaded = self._train.reduce_on_rank0("private", partial(read, round_number, near), all)
             except Corrupt as error:
                 self._failed(round_number, error)
                 continue

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
+    from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
@@ -42,11 +43,12 @@ _Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_co
 class _Snapshot(Record):
     """Digest and counters of a round's state, of one rank or of all. saves: a copy for a checkpoint exists.
 
-    keeps: every rank must keep a copy, to measure a difference.
+    near: it is also for a copy on the machine. keeps: every rank must keep a copy, to measure a difference.
     """
 
     digest: Xxh128 | None
     saves: bool
+    near: bool
     keeps: bool
     uploaded_bytes: Count
     downloaded_bytes: Count
@@ -69,8 +71,12 @@ class Recorder:
         collector: GarbageCollector,
         group: Group,
         pool: Executor | None = None,
+        near: NearCopies | None = None,
     ) -> None:
-        """pool: where receipts and checkpoints are written, one at a time; None makes a thread."""
+        """pool: where receipts and checkpoints are written, one at a time; None makes a thread.
+
+        near: also save in these copies.
+        """
         self._log = log
         self._presence = presence
         self._state = state
@@ -81,7 +87,9 @@ class Recorder:
         self._pool = pool or BackgroundThreads(1, "recorder")
         self._checkpoint: Future[None] | None = None
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
-        self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of)
+        self._near = near
+        self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
+        self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of, near)
         self._recorded = 0
         self.is_recomputing = False
         """It follows rounds that it has recorded before, to find out if its state was right."""
@@ -101,10 +109,12 @@ class Recorder:
             nonlocal snapshot
             digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
             saves = self._my_turn(position, checkpoint_every)
-            snapshot = checkpoint.snapshot(self._state.for_checkpoint()) if saves else None
+            near = self._may_save_near(position, checkpoint_every)
+            snapshot = checkpoint.snapshot(self._state.for_checkpoint()) if saves or near else None
             return _Snapshot(
                 digest=digest,
                 saves=saves,
+                near=near,
                 keeps=digest is not None and self._divergence.wants(self._author(position, checkpoint_every)),
                 uploaded_bytes=facts.uploaded_bytes,
                 downloaded_bytes=facts.downloaded_bytes,
@@ -144,6 +154,9 @@ class Recorder:
             self._pool.submit(self._write_receipt, receipt)
         if whole.saves:
             self._checkpoint = self._pool.submit(self._write_checkpoint, position, snapshot)
+        if whole.near and self._near is not None:
+            self.near_round = position.round
+            self._near.save("checkpoints", position.round, position.previous, snapshot)
         if checkpoint_every is not None:  # while it follows, only the state at the head is compared
             self._pool.submit(self._check, receipt, position.members)
 
@@ -264,6 +277,8 @@ class Recorder:
     def close(self, *, wait: bool) -> None:
         """Stops the background thread. wait: first write everything that was submitted."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        if self._near is not None:
+            self._near.close(wait=False)  # a peer that is gone must not hold up a stop; an older copy will do
 
     def _author(self, position: LogPosition, checkpoint_every: int | None) -> str | None:
         """Returns the member that writes this round's checkpoint, in rotation; None if none is due."""
@@ -280,6 +295,12 @@ class Recorder:
             self._checkpoint.exception()  # the last checkpoint of a run is never skipped
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
+
+    def _may_save_near(self, position: LogPosition, checkpoint_every: int | None) -> bool:
+        """A copy on the machine is due, and the last one is written: memory is bounded to one snapshot for each."""
+        if self._near is None or not self._state or self._near.is_saving("checkpoints"):
+            return False
+        return is_due(position, checkpoint_every, self._log.run)
 
     @property
     def is_saving(self) -> bool:
@@ -342,6 +363,7 @@ def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
     return _Snapshot(
         digest=combine_digests(digests) if digests else None,
         saves=all(rank_result.saves for rank_result in all_ranks),
+        near=all(rank_result.near for rank_result in all_ranks),
         keeps=any(rank_result.keeps for rank_result in all_ranks),
         uploaded_bytes=sum(rank_result.uploaded_bytes for rank_result in all_ranks),
         downloaded_bytes=sum(rank_result.downloaded_bytes for rank_result in all_ranks),

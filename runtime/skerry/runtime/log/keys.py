@@ -21,6 +21,7 @@ of several keys, to list them. Does no I/O.
     private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
     private/{slot}/rank{rank}/{round}/...         create   the same for the replica's ranks above 0
     unfinished/{slot}/rank{rank}/{number}/...     create   the steps trained in the current round; as a checkpoint
+    local/{kind}/rank{rank}/{number}/...          create   on a machine of a replica, never in the bucket: its copies
     settings/{number}.json                        create   rounds and outer loop, changed after the start
     pins/{round}.json                             create   keeps this round's checkpoint until the pin is deleted
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
@@ -53,6 +54,8 @@ CHECKPOINTS = "checkpoints/"
 INITIAL = "initial/"
 PRIVATE = "private/"
 UNFINISHED = "unfinished/"
+LOCAL = "local/"
+"""On a machine of a replica, never in the bucket."""
 SETTINGS = "settings/"
 PINS = "pins/"
 OUTCOMES = "outcomes/"
@@ -93,7 +96,7 @@ _ROUND_KEY = re.compile(
     rf"|contributions/(\d{{8}})-\d{{4}}/{SLOT_PATTERN}\.json"
     rf"|receipts/(\d{{8}})/{SLOT_PATTERN}\.json"
     rf"|payloads/(\d{{8}})/{SLOT_PATTERN}/{_PAYLOAD}"
-    rf"|(?:checkpoints|private/{SLOT_PATTERN}(?:/rank\d+)?|unfinished/{SLOT_PATTERN}/rank\d+)"
+    rf"|(?:checkpoints|private/{SLOT_PATTERN}(?:/rank\d+)?|unfinished/{SLOT_PATTERN}/rank\d+|local/[a-z]+/rank\d+)"
     rf"/(\d{{8}})/(?:manifest\.json|{_DIGEST})",
     re.ASCII,
 )
@@ -199,6 +202,11 @@ def private_prefix(slot: str, rank: int = 0) -> str:
 def unfinished_prefix(slot: str, rank: int = 0) -> str:
     """Prefix of the unfinished rounds of one rank of a slot: a folder of checkpoints."""
     return f"{UNFINISHED}{check_slot(slot)}/rank{rank}/"
+
+
+def local_prefix(kind: str, rank: int) -> str:
+    """Prefix of one rank's saves of a kind on a machine: a folder of checkpoints."""
+    return f"{LOCAL}{kind}/rank{rank}/"
 
 
 def settings(number: int) -> str:

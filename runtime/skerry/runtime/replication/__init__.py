@@ -1,11 +1,12 @@
-"""Keeps copies of a replica's state at its other ranks, and gets them back.
+"""Keeps copies of a replica's state at its ranks and on its machines, and gets them back.
 
-    strategies        which ranks hold copies of which: cliques, built eagerly or at the first call
-      group           a process group: states in, sealed copies out; a plan is executed here
-        transport     bytes between ranks until a deadline; errors that all ranks of the job raise
-        flat          tensors as a few flat buffers, and their seal
-      state_dict      a state that can be taken apart into tensors and the rest
-      plans           cliques, plans and NoReplicasAvailableError: pure, without torch
+    local_checkpoints   own saves of a rank on its machine, with copies at peers; in the format of a checkpoint
+      strategies        which ranks hold copies of which: cliques, built eagerly or at the first call
+        group           a process group: states in, sealed copies out; a plan is executed here
+          transport     bytes between ranks until a deadline; errors that all ranks of the job raise
+          flat          tensors as a few flat buffers, and their seal
+        state_dict      a state that can be taken apart into tensors and the rest
+        plans           cliques, plans and NoReplicasAvailableError: pure, without torch
 
     a save       pack (flat) -> headers to all (group) -> buffers to all at once (transport) -> verify -> agree
     a restart    ids that each rank holds -> plan with alternates (plans) -> verify, send, verify -> agree

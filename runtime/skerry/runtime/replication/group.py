@@ -78,6 +78,8 @@ class GroupWrapper:
         """deadline: of every call. A rank that waits longer raises RankLost."""
         self._group = group
         self.deadline = deadline
+        self.job: dist.ProcessGroup | None = None
+        """All ranks of the job, which agree on errors; None for torch's default group."""
 
     @staticmethod
     def wrap(group: object) -> GroupWrapper:
@@ -133,13 +135,13 @@ class GroupWrapper:
 
     def all_gather_object(self, my_obj: T) -> list[T]:
         """An object of every rank, in the order of the group."""
-        return gather(Phase(self._group, self.deadline), my_obj)
+        return gather(phase_of(self), my_obj)
 
     def all_gather_batch(
         self, my_tensors: Sequence[torch.Tensor], target_device: str | None = None
     ) -> list[list[torch.Tensor]]:
         """The tensors of every rank, in the order of the group. target_device: None leaves received ones on the CPU."""
-        phase = Phase(self._group, self.deadline)
+        phase = phase_of(self)
         table, buffers = flatten(my_tensors)
         tables = dict(zip(self.ranks, gather(phase, table), strict=True))
         peers = {rank: table.sizes for rank, table in tables.items() if rank != self.my_global_rank}
@@ -161,7 +163,7 @@ class GroupWrapper:
         that has provided one. All ranks of the job raise the same: NoReplicasAvailableError with every copy that was
         tried, Corrupt, RankLost.
         """
-        phase, me = Phase(self._group, self.deadline), self.my_global_rank
+        phase, me = phase_of(self), self.my_global_rank
         offers, buffers = _offers(exchange_plan, my_data, me, verify=verify)
         all_offers = dict(zip(self.ranks, gather(phase, offers), strict=True))
         senders, lost = _senders(exchange_plan, all_offers)
@@ -186,6 +188,11 @@ class GroupWrapper:
 
         phase.agree(attempt(run)[1])
         return received
+
+
+def phase_of(group: GroupWrapper) -> Phase:
+    """A new operation of all ranks of a group."""
+    return Phase(group.group, group.deadline, group.job)
 
 
 def gather(phase: Phase, mine: T) -> list[T]:

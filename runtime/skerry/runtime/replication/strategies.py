@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch.distributed as dist
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.replication.group import DEADLINE, GroupWrapper, attempt, gather, pack
+from skerry.runtime.replication.group import DEADLINE, GroupWrapper, attempt, gather, pack, phase_of
 from skerry.runtime.replication.plans import (
     ExchangePlan,
     NoReplicasAvailableError,
     parse_group_sequence,
     plan_exchange,
 )
-from skerry.runtime.replication.transport import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +73,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
         All ranks of the job raise the error of one: Invalid for a tensor that cannot be sent, Corrupt, RankLost.
         """
         group = self.local_group
-        phase, me = Phase(group.group, group.deadline), group.my_global_rank
+        phase, me = phase_of(group), group.my_global_rank
         packed, error = attempt(lambda: pack(local_ckpt, verify=self._verify))
         header, buffers = packed or (None, [])
         headers = dict(zip(group.ranks, gather(phase, (header, id_)), strict=True))
@@ -98,7 +97,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
     def retrieve_plan(self, globally_available_ids: Available, wanted: Sequence[Any]) -> ExchangePlan:
         """See ReplicationStrategy. Copies are looked for within the group."""
         group = self.local_group
-        phase = Phase(group.group, group.deadline)
+        phase = phase_of(group)
         all_wanted = dict(zip(group.ranks, gather(phase, list(wanted)), strict=True))
         plan, lost = plan_exchange(group, all_wanted, globally_available_ids)
         phase.agree(NoReplicasAvailableError(lost) if lost else None)
@@ -110,12 +109,13 @@ class CliqueReplicationStrategy(ReplicationStrategy):
 
     @classmethod
     def from_replication_params(
-        cls, replication_jump: int | None = None, replication_factor: int = 2
+        cls, replication_jump: int | None = None, replication_factor: int = 2, *, backend: str | None = None
     ) -> CliqueReplicationStrategy:
         """Divides all ranks of the job into cliques (see `plans`), with process groups of their own. Collective.
 
         replication_jump: ranks that fail together, and so must not hold each other's copies; None: LOCAL_WORLD_SIZE, or
-        less on a single machine. Raises Invalid for a factor below 2, which would make no copy.
+        less on a single machine. backend: None takes the job's. Because no group of the job is used, calls may run
+        beside those of training. Raises Invalid for a factor below 2, which would make no copy.
         """
         world = dist.get_world_size()
         if not 2 <= replication_factor <= world:
@@ -125,8 +125,11 @@ class CliqueReplicationStrategy(ReplicationStrategy):
             )
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         jump = min(local, world // replication_factor) if replication_jump is None else replication_jump
-        groups = [dist.new_group(list(ranks)) for ranks in parse_group_sequence(jump, replication_factor, world)]
-        return cls(GroupWrapper.from_list_of_groups(groups))
+        cliques = parse_group_sequence(jump, replication_factor, world)
+        groups = [dist.new_group(list(ranks), backend=backend) for ranks in cliques]
+        wrapper = GroupWrapper.from_list_of_groups(groups)
+        wrapper.job = cast("dist.ProcessGroup", dist.new_group(backend=backend))
+        return cls(wrapper)
 
 
 class LazyReplicationStrategyBuilder(ReplicationStrategy, ABC, Generic[E]):

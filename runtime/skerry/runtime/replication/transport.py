@@ -37,8 +37,12 @@ class Phase:
     Every method raises RankLost on a rank that waits longer than until the deadline, or whose peer is gone.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, deadline: timedelta) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, deadline: timedelta, job: dist.ProcessGroup | None = None
+    ) -> None:
+        """job: of all ranks, to agree on errors; None for the default group."""
         self._group = group
+        self._job = job
         self._clock = SystemClock()
         self._end = self._clock.now() + deadline.total_seconds()
 
@@ -49,7 +53,7 @@ class Phase:
     def agree(self, error: Exception | None) -> None:
         """Raise the errors of all ranks of the JOB as one, on every rank; return if there are none. Two calls."""
         mine = [] if error is None else [type(error).__name__, *_lines(error)]
-        rows: list[list[str]] = [json.loads(data) for data in self._gather(json.dumps(mine).encode(), None)]
+        rows: list[list[str]] = [json.loads(data) for data in self._gather(json.dumps(mine).encode(), self._job)]
         failed = [(rank, row) for rank, row in enumerate(rows) if row]
         if not failed:
             return

@@ -18,6 +18,7 @@ from skerry.runtime.training.round_runner import RoundRunner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
@@ -35,11 +36,13 @@ def lifecycle_of(
     unfinished_every_s: float | None = None,
     ends_early: bool = True,
     new_batch: Callable[[], TensorBatch] | None = None,
+    near: NearCopies | None = None,
 ) -> Lifecycle:
     """The lifecycle of one replica. For what is not listed here see `LogFollower` and `RoundRunner`.
 
     unfinished_every_s: seconds between two saves of the current round; None saves nothing within a round.
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
+    near: copies of the state on this replica's machines.
     """
     new_batch = new_batch or partial(TensorBatch, session.codec)
     recorder = Recorder(
@@ -50,12 +53,13 @@ def lifecycle_of(
         session.collector,
         session.group,
         session.executor("recorder"),
+        near,
     )
     log_follower = LogFollower(
         session,
         trainer,
         recorder,
-        PrivateState(session.log, session.presence, session.clock.nonce, session.group),
+        PrivateState(session.log, session.presence, session.clock.nonce, session.group, near),
         PartialRoundStore(
             session.log,
             session.presence,
@@ -63,6 +67,7 @@ def lifecycle_of(
             session.group,
             unfinished_every_s,
             session.executor("unfinished"),
+            near,
         ),
         init_sync=init_sync,
         patience_s=patience_s,

@@ -132,7 +132,7 @@ class LogFollower:
             return
         every = None if self.following else checkpoint_every
         self.recorder.record(self.position, facts, scope, every)
-        self.private.record(self.position, every)
+        self.private.record(self.position, every, near=self.recorder.near_round == self.position.round)
         if every is not None and self._train.rank == 0:
             self._roll_ups.note_closed(self.position)
         if self._session.log.run.is_over(self.position.round, self.position.work):
@@ -210,7 +210,7 @@ class LogFollower:
         except Invalid as error:
             fields = {"round": self.position.round, "slot": self._session.presence.slot, "error": str(error)}
             emit("unfinished_round_failed", fields, level=logging.WARNING, error=error)
-            return
+            partial = None
         self.unfinished.save(self.position, partial, wait=now)
 
     def resume(self) -> PartialRound | None:

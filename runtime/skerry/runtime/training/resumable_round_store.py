@@ -4,6 +4,9 @@ Off unless asked for: a save is as large as the model and the private state toge
 under the slot's own folder, the newest only; with several ranks also the one before it, because a rank may die in a
 save that another rank completes. A pseudo-gradient is saved, not parameters: it can be put on the shared parameters
 again, also in a later round. Never needed for the run to go on: failures are logged.
+
+With copies on the replica's machines, saves go there too, more often and without a request to the bucket; both are
+numbered together, so the higher number is the newer one.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
@@ -50,8 +54,9 @@ class PartialRoundStore:
         group: Group,
         every_s: float | None,
         pool: Executor | None = None,
+        near: NearCopies | None = None,
     ) -> None:
-        """pool: the writing thread; None makes one."""
+        """pool: the writing thread; None makes one. near: also save here, as often as it asks for."""
         self._log = log
         self._presence = presence
         self._clock = clock
@@ -64,12 +69,15 @@ class PartialRoundStore:
         self._number = 0
         self._before = 0  # the last save that is complete on this rank
         self._last = (-1, 0)
-        self._saved_at = clock.now()
+        self._saved_at = self._saved_near_at = clock.now()
+        self._near = near
+        self._to_store, self._to_near = every_s is not None, False
+        self._token = ""  # of this incarnation: saves of two do not fit, even under one number
 
     @property
     def is_on(self) -> bool:
         """This replica saves unfinished rounds."""
-        return self._every_s is not None
+        return self._every_s is not None or self._near is not None
 
     @property
     def is_saving(self) -> bool:
@@ -78,22 +86,48 @@ class PartialRoundStore:
 
     def is_due(self, round_number: int, inner_steps: int, *, now: bool) -> bool:
         """True if there is progress to save and it is time, or it must be `now`. The same on all ranks."""
-        every_s = self._every_s
-        if every_s is None or inner_steps == 0 or (round_number, inner_steps) == self._last:
+        if not self.is_on or inner_steps == 0 or (round_number, inner_steps) == self._last:
             return False
-        if now:
-            return True
-        late = self._clock.now() - self._saved_at >= every_s
-        return self._train.broadcast_from_rank0("save the unfinished", lambda: late and not self.is_saving)
+        if now:  # the ranks may be at different steps, and the machine may go: only the bucket
+            self._to_store, self._to_near = self._every_s is not None, False
+        else:
+            self._to_store, self._to_near = self._train.broadcast_from_rank0("save the unfinished", self._due_places)
+        return self._to_store or self._to_near
 
-    def save(self, position: LogPosition, partial: PartialRound, *, wait: bool = False) -> None:
-        """Save in the background. Memory is bounded to one save. wait: until it is written.
+    def _due_places(self) -> tuple[bool, bool]:
+        """True for the bucket, and for the machine, if the last save there is old enough and written."""
+        now, every_s, near = self._clock.now(), self._every_s, self._near
+        return (
+            every_s is not None and now - self._saved_at >= every_s and not self.is_saving,
+            near is not None and now - self._saved_near_at >= near.every_s and not near.is_saving("unfinished"),
+        )
 
-        What cannot be stored, or is not finite, is logged and not saved.
+    def save(self, position: LogPosition, partial: PartialRound | None, *, wait: bool = False) -> None:
+        """Save in the background where it is due. Memory is bounded to one save of each place.
+
+        partial: None on a rank that has nothing to save. wait: until it is written. What cannot be stored, or is not
+        finite, is logged and not saved.
         """
+        self._number += 1  # on all ranks, also on one that has nothing to save
+        state = None if partial is None else self._state_of(partial)
+        if self._to_near and self._near is not None:
+            self._saved_near_at = self._clock.now()
+            self._near.save("unfinished", self._number, position.previous, state)
+        if self._to_store:
+            self._saved_at = self._clock.now()
+            if state is not None:
+                self._saving = self._pool.submit(self._write, self._number, position, state)
+        if wait and self._saving is not None:
+            self._saving.result()
+
+    def _state_of(self, partial: PartialRound) -> dict[str, object] | None:
+        """The state to save; None if it is not finite."""
         self._last = (partial.round, partial.inner_steps)
-        self._saved_at = self._clock.now()
-        state: dict[str, object] = {
+        if not all(bool(tensor.isfinite().all()) for delta in partial.deltas for tensor in delta):
+            self._failed(partial.round, Invalid("what was trained is not finite"))
+            return None
+        return {
+            "token": self._token,
             "round": partial.round,
             "inner steps": partial.inner_steps,
             "tokens": partial.tokens,
@@ -102,20 +136,25 @@ class PartialRoundStore:
             "trained": [list(self.counter.since(fragment)) for fragment in range(len(partial.deltas))],
             "private": dict(partial.private),
         }
-        self._number += 1  # on all ranks, also on one that has nothing to save
-        if not all(bool(tensor.isfinite().all()) for delta in partial.deltas for tensor in delta):
-            self._failed(partial.round, Invalid("what was trained is not finite"))
-            return
-        self._saving = self._pool.submit(self._write, self._number, position, state)
-        if wait:
-            self._saving.result()
 
     def load(self) -> PartialRound | None:
         """Load the slot's last save, if it is of this log; else None. Damage is logged."""
         if not self.is_on:
             return None
         partial: PartialRound | None = None
-        newest, self._number = self._train.reduce_on_rank0("the unfinished", self._complete, _common)
+        newest, highest, near_newest = _NONE, 0, _NONE
+        if self._every_s is not None:
+            newest, highest = self._train.reduce_on_rank0("the unfinished", self._complete, _common)
+        if self._near is not None:
+            near_newest, near_highest = self._near.newest("unfinished")
+            self._token = self._train.broadcast_from_rank0("name the saves", self._clock.nonce)
+            highest = max(highest, near_highest)
+        self._number = highest
+        if self._near is not None and near_newest > newest:
+            partial = self._load_near(self._near, near_newest)
+            if partial is not None:
+                self._last = (partial.round, partial.inner_steps)
+                return partial
         if newest == _NONE:
             return None
         self._before = newest
@@ -137,6 +176,33 @@ class PartialRoundStore:
     def _complete(self) -> tuple[int, ...]:
         return tuple(checkpoint.complete(self._log.store, self._folder))
 
+    def _load_near(self, near: NearCopies, number: int) -> PartialRound | None:
+        """The save of this number on the replica's machines, if all ranks have it, and of one incarnation."""
+        copy = near.load("unfinished", number)
+        partial: PartialRound | None = None
+
+        def parse() -> tuple[str, int, int]:
+            nonlocal partial
+            if copy is None:
+                return "", 0, 0
+            try:
+                partial = self._of_this_log(_parse(copy.state, copy.commit))
+                token = str(cast("dict[str, Any]", copy.state).get("token"))
+            except Corrupt as error:
+                self._failed(number, error)
+                return "", 0, 0
+            return ("", 0, 0) if partial is None else (token, partial.round, partial.inner_steps)
+
+        def agree(all_ranks: Sequence[tuple[str, int, int]]) -> bool:
+            return len(set(all_ranks)) == 1 and all_ranks[0][0] != ""
+
+        return partial if self._train.reduce_on_rank0("load the near unfinished", parse, agree) else None
+
+    def _of_this_log(self, partial: PartialRound) -> PartialRound | None:
+        # A log that was begun anew has other commits under the same numbers.
+        known = self._log.read_commit(partial.round - 1) if partial.round > 0 else None
+        return partial if partial.previous == (GENESIS if known is None else known.digest) else None
+
     def _read(self, number: int) -> PartialRound | None:
         try:
             manifest = checkpoint.manifest(self._log.store, number, self._folder)
@@ -146,9 +212,7 @@ class PartialRoundStore:
         except Corrupt as error:
             self._failed(number, error)
             return None
-        # A log that was begun anew has other commits under the same numbers.
-        known = self._log.read_commit(partial.round - 1) if partial.round > 0 else None
-        return partial if partial.previous == (GENESIS if known is None else known.digest) else None
+        return self._of_this_log(partial)
 
     def _write(self, number: int, position: LogPosition, state: Mapping[str, object]) -> None:
         """Uses a number of its own, because a replica may save more than once in a round."""
