@@ -7,7 +7,6 @@ import os
 import pickle
 import tempfile
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,16 +21,20 @@ T = TypeVar("T")
 _FORK = multiprocessing.get_context("fork")
 
 
+class RankError(Exception):
+    """A rank has failed, or ended without a result."""
+
+
 def on_ranks(count: int, work: Callable[[int], T], *, timeout_s: float = 60.0) -> list[T]:
     """The result of `work(rank)` in each process of a job. An error of a rank is raised, with its traceback as text."""
     outcomes = outcomes_of(count, work, timeout_s=timeout_s)
     for rank, outcome in enumerate(outcomes):
-        assert not isinstance(outcome, BaseException), f"rank {rank}: {outcome!r} {getattr(outcome, '__notes__', '')}"
+        assert not isinstance(outcome, RankError), f"rank {rank}: {outcome}"
     return outcomes  # type: ignore[return-value]
 
 
-def outcomes_of(count: int, work: Callable[[int], T], *, timeout_s: float = 60.0) -> list[T | BaseException | None]:
-    """The result or the error of each rank; None for a rank that has ended without either."""
+def outcomes_of(count: int, work: Callable[[int], T], *, timeout_s: float = 60.0) -> list[T | RankError]:
+    """The result or the error of each rank."""
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder, "meeting")
         pipes, processes = [], []
@@ -45,7 +48,7 @@ def outcomes_of(count: int, work: Callable[[int], T], *, timeout_s: float = 60.0
         try:
             outcomes: list[object] = []
             for pipe in pipes:  # the others may wait for a rank that has failed
-                failed = any(isinstance(outcome, BaseException) for outcome in outcomes)
+                failed = any(isinstance(outcome, RankError) for outcome in outcomes)
                 outcomes.append(_outcome(pipe, 2.0 if failed else timeout_s))
             return outcomes  # type: ignore[return-value]
         finally:
@@ -56,10 +59,11 @@ def outcomes_of(count: int, work: Callable[[int], T], *, timeout_s: float = 60.0
 
 def _outcome(pipe: Connection, timeout_s: float) -> object:
     if not pipe.poll(timeout_s):
-        return TimeoutError(f"the rank is still running after {timeout_s} s")
-    with suppress(EOFError):
+        return RankError(f"still running after {timeout_s} s")
+    try:
         return pickle.loads(pipe.recv_bytes())  # noqa: S301  of a process that this one has forked
-    return None
+    except EOFError:
+        return RankError("ended without a result")
 
 
 def _run(rank: int, count: int, meeting: Path, work: Callable[[int], object], pipe: Connection) -> None:
@@ -68,9 +72,8 @@ def _run(rank: int, count: int, meeting: Path, work: Callable[[int], object], pi
     try:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count)
         outcome: object = work(rank)
-    except BaseException as error:  # noqa: BLE001  the test looks at it
-        error.add_note(traceback.format_exc())
-        outcome = error
+    except BaseException:  # noqa: BLE001  the test reports it; not every error can be pickled
+        outcome = RankError(traceback.format_exc())
     pipe.send_bytes(pickle.dumps(outcome))
     # A rank that is done must not close connections that others still use.
     pipe.close()

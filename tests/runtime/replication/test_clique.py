@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.kit.ranks import on_ranks, outcomes_of
+from tests.kit.ranks import RankError, on_ranks, outcomes_of
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.ranks.interface import RankLost
@@ -225,7 +225,9 @@ def test_death_of_a_rank_is_an_error_on_all_others_by_the_deadline() -> None:
         with pytest.raises(RankLost):
             strategy.replicate(state_of(rank), rank)
 
-    assert outcomes_of(4, work) == [None] * 4
+    *survivors, dead = outcomes_of(4, work)
+    assert survivors == [None] * 3
+    assert isinstance(dead, RankError)
 
 
 def test_pieces_through_a_device_arrive_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,15 @@ def test_parts_of_one_large_tensor_are_copied_with_their_values() -> None:
     assert_copied(flat[SMALL:], flat[5:SMALL])
 
 
+def test_memory_to_pack_into_is_used_again() -> None:
+    scratch: dict[torch.dtype, torch.Tensor] = {}
+    for fill, count in ((1.0, 5), (2.0, 3), (3.0, 9)):
+        tensors = [torch.full((n,), fill + n) for n in range(count)]
+        table, buffers = flatten(tensors, scratch)
+        assert buffers[-1].data_ptr() == scratch[torch.float32].data_ptr()
+        assert all(copy.equal(tensor) for copy, tensor in zip(unflatten(table, buffers), tensors, strict=True))
+
+
 def test_large_tensors_are_sent_from_their_own_memory() -> None:
     large = torch.zeros(SMALL)
     assert flatten([large])[1][0].data_ptr() == large.data_ptr()

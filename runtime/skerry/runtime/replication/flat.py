@@ -63,20 +63,27 @@ class _Span:
         return empty.set_(self.storage, self.start, (self.stop - self.start,), (1,))
 
 
-def flatten(tensors: Sequence[torch.Tensor]) -> tuple[Table, list[torch.Tensor]]:
+def flatten(
+    tensors: Sequence[torch.Tensor], scratch: dict[torch.dtype, torch.Tensor] | None = None
+) -> tuple[Table, list[torch.Tensor]]:
     """The layout of `tensors`, and their bytes as [N] uint8 buffers in CPU memory.
 
-    Buffers of large spans are the tensors' own memory where that is the CPU's. Raises Invalid for a tensor that is not
+    Buffers of large spans are the tensors' own memory where that is the CPU's. scratch: memory of the last call to pack
+    into again; new pages cost more than the copy. Raises Invalid for a tensor that is not
     dense, or of a subclass, whose memory is not its value.
     """
     plain = [_plain(number, tensor) for number, tensor in enumerate(tensors)]
     spans = _spans(plain)
     # A column of a matrix would take the whole matrix along.
-    for span in spans:
-        first = span.tensors[0]
-        if len(span.tensors) == 1 and span.stop - span.start > plain[first].nbytes + _LARGEST_ITEM:
-            plain[first] = plain[first].contiguous()
-    spans = _spans(plain)
+    gaps = [
+        span.tensors[0]
+        for span in spans
+        if len(span.tensors) == 1 and span.stop - span.start > plain[span.tensors[0]].nbytes + _LARGEST_ITEM
+    ]
+    if gaps:
+        for position in gaps:
+            plain[position] = plain[position].contiguous()
+        spans = _spans(plain)
     data = on_host([span.bytes() for span in spans])
     groups: dict[object, list[int]] = {}
     for number, (span, host) in enumerate(zip(spans, data, strict=True)):
@@ -92,7 +99,12 @@ def flatten(tensors: Sequence[torch.Tensor]) -> tuple[Table, list[torch.Tensor]]
                 offset = begin + _first_byte(tensor) - spans[number].start
                 views[position] = View(len(buffers), offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
             begin += data[number].numel() + -data[number].numel() % ALIGNMENT
-        buffers.append(data[numbers[0]] if len(numbers) == 1 else _packed([data[number] for number in numbers]))
+        if len(numbers) == 1:
+            buffers.append(data[numbers[0]])
+        else:
+            buffers.append(
+                _packed([data[number] for number in numbers], plain[spans[numbers[0]].tensors[0]].dtype, scratch)
+            )
     return Table(tuple(views[position] for position in range(len(plain))), tuple(map(len, buffers))), buffers
 
 
@@ -153,7 +165,16 @@ def _spans(tensors: Sequence[torch.Tensor]) -> list[_Span]:
     return spans
 
 
-def _packed(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _packed(
+    parts: Sequence[torch.Tensor], dtype: torch.dtype, scratch: dict[torch.dtype, torch.Tensor] | None
+) -> torch.Tensor:
     """The parts in one buffer, each followed by zeros up to a multiple of ALIGNMENT."""
     zeros = torch.zeros(ALIGNMENT, dtype=torch.uint8)
-    return torch.cat([piece for part in parts for piece in (part, zeros[: -part.numel() % ALIGNMENT])])
+    pieces = [piece for part in parts for piece in (part, zeros[: -part.numel() % ALIGNMENT]) if piece.numel()]
+    if scratch is None:
+        return torch.cat(pieces) if pieces else zeros[:0]
+    size = sum(piece.numel() for piece in pieces)
+    if dtype not in scratch or scratch[dtype].numel() < size:
+        scratch[dtype] = torch.empty(size, dtype=torch.uint8)
+    packed = scratch[dtype][:size]
+    return torch.cat(pieces, out=packed) if pieces else packed

@@ -60,12 +60,14 @@ class Header(NamedTuple):
         return state
 
 
-def pack(state: TensorAwareStateDict, *, verify: bool) -> tuple[Header, list[torch.Tensor]]:
-    """The header and the buffers of a state, which stays whole. verify: seal it."""
+def pack(
+    state: TensorAwareStateDict, *, verify: bool, scratch: dict[torch.dtype, torch.Tensor] | None = None
+) -> tuple[Header, list[torch.Tensor]]:
+    """The header and the buffers of a state, which stays whole. verify: seal it. scratch: see `flatten`."""
     tensors = list(state.pop_tensors())
     try:
         hollow = pickle.dumps(state)
-        table, buffers = flatten(tensors)
+        table, buffers = flatten(tensors, scratch)
     finally:
         state.insert_tensors(tensors)
     return Header(hollow, table, seal_of(unflatten(table, buffers)) if verify else None), buffers

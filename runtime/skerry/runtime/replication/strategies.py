@@ -66,6 +66,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
         self.local_group.deadline = deadline
         self.target_device = str(target_device)
         self._verify = verify
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
 
     def replicate(self, local_ckpt: TensorAwareStateDict, id_: Any) -> tuple[list[TensorAwareStateDict], list[Any]]:
         """See ReplicationStrategy. In the order of the group; the own copy has the tensors of `local_ckpt` itself.
@@ -74,7 +75,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
         """
         group = self.local_group
         phase, me = phase_of(group), group.my_global_rank
-        packed, error = attempt(lambda: pack(local_ckpt, verify=self._verify))
+        packed, error = attempt(lambda: pack(local_ckpt, verify=self._verify, scratch=self._scratch))
         header, buffers = packed or (None, [])
         headers = dict(zip(group.ranks, gather(phase, (header, id_)), strict=True))
         copies: list[TensorAwareStateDict] = []
