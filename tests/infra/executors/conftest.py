@@ -9,6 +9,7 @@ from tests.infra.clouds.aws.account import share_clients
 from tests.support.batchplace import make_place, make_role
 
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.kubernetes import KubernetesSandbox
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def aws(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     place.sandbox.heal()
     place.sandbox.calls.clear()
     return place
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> Iterator[KubernetesSandbox]:
+    with KubernetesSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def cluster(kubernetes: KubernetesSandbox) -> Iterator[KubernetesSandbox]:
+    kubernetes.reset()
+    yield kubernetes
+    assert not kubernetes.violations
 
 
 @pytest.fixture(scope="module")

@@ -76,4 +76,6 @@ def test_missing_sdk_is_reported_when_an_executor_is_built(name: str, monkeypatc
 
 
 def test_executors_of_clouds_need_an_sdk() -> None:
-    assert {"BatchExecutor", "DockerExecutor", "SageMakerExecutor", "VertexExecutor"} <= set(WITH_SDK)
+    assert {"BatchExecutor", "DockerExecutor", "KubernetesExecutor", "SageMakerExecutor", "VertexExecutor"} <= set(
+        WITH_SDK
+    )

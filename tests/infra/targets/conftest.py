@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.accounts import aws_account, aws_sandbox, quick
-from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, ClusterAndAccount, KubernetesRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.kubernetes import KubernetesSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +36,30 @@ def google_sandbox(google_project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     assert not google_project.violations
 
 
+@pytest.fixture(scope="session")
+def kubernetes_cluster() -> Iterator[KubernetesSandbox]:
+    with KubernetesSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def kubernetes_sandbox(kubernetes_cluster: KubernetesSandbox) -> Iterator[KubernetesSandbox]:
+    kubernetes_cluster.reset()
+    yield kubernetes_cluster
+    assert not kubernetes_cluster.violations
+
+
+@pytest.fixture
+def kubernetes_place(kubernetes_sandbox: KubernetesSandbox, aws_sandbox: Sandbox) -> ClusterAndAccount:
+    return ClusterAndAccount(kubernetes_sandbox, aws_sandbox)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
     """A run on the target that the test is parametrised with."""
     kind: type[TargetRun] = request.param
-    sandbox = request.getfixturevalue("google_sandbox" if kind is VertexRun else "aws_sandbox")
-    return kind(tmp_path, sandbox)
+    fixtures: dict[type[TargetRun], str] = {VertexRun: "google_sandbox", KubernetesRun: "kubernetes_place"}
+    return kind(tmp_path, request.getfixturevalue(fixtures.get(kind, "aws_sandbox")))
 
 
 @pytest.fixture

@@ -14,13 +14,21 @@ from skerry.infra.deploy.read_clouds import read_state
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.testing.calls import Calls
     from skerry.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.kubernetes import KubernetesSandbox
+    from skerry.testing.kubernetes.controls import JobControls
     from skerry.testing.sandbox import Sandbox
 
 SAGEMAKER_GROUP = """\
   - name: a
     count: {count}
     target: {{kind: sagemaker, region: us-east-1, instance: ml.g5.xlarge, {options}}}
+"""
+KUBERNETES_GROUP = """\
+  - name: a
+    count: {count}
+    target: {{kind: kubernetes, namespace: train, {secret}}}
 """
 VERTEX_GROUP = """\
   - name: a
@@ -133,6 +141,62 @@ class VertexRun(TargetRun):
 
     def write_spec(self, **values: Any) -> Path:
         return super().write_spec(**{"store": "gs://acme-skerry/runs", **values})
+
+
+class ClusterAndAccount:
+    """A cluster, and the AWS account with the store: as one sandbox."""
+
+    def __init__(self, cluster: KubernetesSandbox, account: Sandbox) -> None:
+        self.cluster = cluster
+        self.account = account
+        self.environment = {**account.environment, **cluster.environment}
+        self.settling = 0
+
+    @property
+    def calls(self) -> Calls:
+        return self.cluster.calls
+
+    @property
+    def jobs(self) -> JobControls:
+        return self.cluster.jobs
+
+    def inventory(self) -> dict[str, tuple[str, ...]]:
+        return {**self.account.inventory(), **self.cluster.inventory()}
+
+    def fail(self, **values: Any) -> None:
+        """See CloudSandbox. Without `on` both fail."""
+        for sandbox in (self.cluster,) if "on" in values else (self.cluster, self.account):
+            sandbox.fail(**values)
+
+    def heal(self) -> None:
+        self.cluster.heal()
+        self.account.heal()
+
+    def reset(self) -> None:
+        self.cluster.reset()
+        self.account.reset()
+
+
+class KubernetesRun(TargetRun):
+    KIND = "kubernetes_job"
+    CREATE = "kubernetes:apply jobs"
+    CREATED: ClassVar = {"bucket": 1}
+    IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
+    sandbox: ClusterAndAccount
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.jobs
+
+    def group(self, count: int, options: str) -> str:
+        """options: of the target; the Secret of the sandbox unless it is `keyless`."""
+        secret = "" if options == "keyless" else "secret: store-keys"
+        return KUBERNETES_GROUP.format(count=count, secret=secret)
+
+    def live(self) -> int:
+        jobs = self.sandbox.cluster.objects.list("jobs", "")
+        conditions = [[each["type"] for each in job["status"].get("conditions", ())] for job in jobs]
+        return sum(not {"Complete", "Failed"} & set(types) for types in conditions)
 
 
 def delete_state(operator: Operator) -> None:

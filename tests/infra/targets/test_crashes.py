@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
 from tests.infra.kit import Killed
-from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.infra.clouds.google.session import Google
+from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.infra.deploy.account import Operator
 
@@ -32,11 +33,12 @@ SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
     BatchRun: (1, 21, 11),
     SageMakerRun: (2, 2, 2),
     VertexRun: (1, 5, 4),
+    KubernetesRun: (2, 4, 4),
 }
 # The many calls for AWS Batch are divided between tests, so that several processes share them.
 PARTS = pytest.mark.parametrize(
     ("run", "part", "parts"),
-    [*((BatchRun, part, 3) for part in range(3)), (SageMakerRun, 0, 1), (VertexRun, 0, 1)],
+    [*((BatchRun, part, 3) for part in range(3)), (SageMakerRun, 0, 1), (VertexRun, 0, 1), (KubernetesRun, 0, 1)],
     indirect=["run"],
     ids=lambda value: value.KIND if isinstance(value, type) else str(value),
 )
@@ -62,6 +64,18 @@ def mortality_on_google(sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch)
     return mortality
 
 
+def mortality_on_a_cluster(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
+    """A Mortality that counts and kills calls to Kubernetes."""
+    mortality, sent = Mortality(sandbox, monkeypatch), Cluster.send
+
+    def send(self: Cluster, method: str, path: str, query: Mapping[str, str], *more: Any) -> Any:
+        writes = method != "GET" and "dryRun" not in query and "reviews" not in path
+        return mortality.call(lambda: sent(self, method, path, query, *more), writes=writes)
+
+    monkeypatch.setattr(Cluster, "send", send)
+    return mortality
+
+
 def start(run: TargetRun) -> Operator:
     options = "role: group" if isinstance(run, VertexRun) else "role: replica"
     operator = run.operator(count=SIZES[type(run)][0], options=options)
@@ -73,6 +87,8 @@ def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
     on_google = isinstance(run, VertexRun)
     if on_google:
         mortality = mortality_on_google(run.sandbox, monkeypatch)
+    elif isinstance(run, KubernetesRun):
+        mortality = mortality_on_a_cluster(run.sandbox, monkeypatch)
     else:
         mortality = mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
     # An SDK may translate the death of the process into an error.

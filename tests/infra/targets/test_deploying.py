@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun, delete_state
+from tests.infra.targets.runs import BatchRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun, delete_state
 
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
 from skerry.infra.deploy.running_jobs import list_jobs, read_log
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
     from skerry.testing.faults import How
 
-ALL = [BatchRun, SageMakerRun, VertexRun]
+IN_CLOUDS = [BatchRun, SageMakerRun, VertexRun]
+ALL = [*IN_CLOUDS, KubernetesRun]
 ON_EACH_TARGET = pytest.mark.parametrize("run", ALL, indirect=True, ids=lambda kind: kind.KIND)
+# A cluster pulls images from anywhere, and skerry cannot ask its nodes for them.
+WITH_REGISTRY = pytest.mark.parametrize("run", IN_CLOUDS, indirect=True, ids=lambda kind: kind.KIND)
 pytestmark = pytest.mark.usefixtures("quick")
 
 
@@ -43,6 +46,7 @@ def change_code(run: TargetRun) -> None:
         (SageMakerRun, "group", {"role": 1}, {}),
         (VertexRun, "group", {"service account": 1}, {}),
         (VertexRun, "replica", {"service account": 2}, {}),
+        (KubernetesRun, "replica", {"service account": 2}, {}),
     ],
     indirect=["run"],
 )
@@ -68,7 +72,7 @@ def test_apply_creates_once_and_destroy_leaves_nothing(
     assert run.sandbox.inventory() == {}
 
 
-@ON_EACH_TARGET
+@WITH_REGISTRY
 def test_no_job_starts_before_its_image_is_pushed(run: TargetRun) -> None:
     run.sandbox.any_image = False
     operator = run.operator()

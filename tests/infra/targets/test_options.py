@@ -46,6 +46,12 @@ SPECS: Final = {
         kind="sagemaker",
         options="region: us-east-1, instance: ml.g6e.xlarge, spot: true",
     ),
+    "kubernetes": SPEC.format(
+        store="s3://acme/runs",
+        image="ghcr.io/acme/skerry:gpu",
+        kind="kubernetes",
+        options="namespace: train, secret: store-keys",
+    ),
     "vertex": SPEC.format(
         store="gs://acme/runs",
         image="us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu",
@@ -129,7 +135,7 @@ def test_reserved_variables_of_a_target_are_refused_by_its_options(
     tmp_path: Path, options: type[TargetOptions]
 ) -> None:
     reserved = [pattern.replace("*", "X") for pattern in options.RESERVED]
-    assert bool(reserved) is (options.name() in {"sagemaker", "vertex", "slurm"})
+    assert bool(reserved) is (options.name() in {"kubernetes", "sagemaker", "slurm", "vertex"})
     others = TargetKinds(tuple(kind for kind in targets.kinds().options if kind is not options))
     # Replicas on this machine: a group may move to any kind later.
     local = next(kind for kind in targets.kinds().names if kind not in targets.kinds().deployed)

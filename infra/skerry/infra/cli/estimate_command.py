@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from skerry.infra import targets
+from skerry.infra import clouds, targets
 from skerry.infra.cli.common import DEFAULT_SPEC, FAILED, AsJson, Overrides, SpecPath, errors_as_exit_codes, print_lines
 from skerry.infra.cost import prices
 from skerry.infra.cost.estimate import (
@@ -100,7 +100,7 @@ def _machine_groups(deployment: Deployment, own_prices: Path | None) -> tuple[Ma
     groups: list[MachineGroup] = []
     for group in deployment.spec.spec.replicas:
         region, cloud = str(getattr(group.target, "region", "")), group.target.CLOUD
-        if not region or cloud is None:
+        if not region or cloud is None or cloud not in clouds.NAMES:  # the nodes of a cluster have no prices
             groups.append(MachineGroup(name=group.name, count=group.count, region=None))
         elif cloud == deployment.home_name:
             groups.append(MachineGroup(name=group.name, count=group.count, region=region))

@@ -29,10 +29,11 @@ _OPTIONS: Final = {
     "aws_batch": "skerry.infra.targets.aws_batch.options.AwsBatchTarget",
     "sagemaker": "skerry.infra.targets.sagemaker.options.SageMakerTarget",
     "vertex": "skerry.infra.targets.vertex.options.VertexTarget",
+    "kubernetes": "skerry.infra.targets.kubernetes.options.KubernetesTarget",
     "slurm": "skerry.infra.targets.slurm.options.SlurmTarget",
 }
 # Kinds of a later version: they get an error of their own, so that the user does not search for a typing error.
-_PLANNED: Final = ("kubernetes", "modal", "hf_jobs")
+_PLANNED: Final = ("modal", "hf_jobs")
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""The target `kubernetes`: replicas as Jobs of a cluster that exists already."""

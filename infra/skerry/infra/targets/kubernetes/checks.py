@@ -1,0 +1,148 @@
+"""Checks before an apply: the cluster, its version, the namespace, rights, and what the server says to each job.
+
+Reads only: the server checks a job by a dry run.
+Sources: Kubernetes, "Pod failure policy" (stable in 1.31), "Checking API access".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.clouds.shared import Absent, each
+from skerry.infra.provision.graph import short_name
+from skerry.infra.provision.plan import desired_of
+from skerry.infra.provision.target import Check
+from skerry.infra.targets.kubernetes import manifests
+from skerry.infra.targets.kubernetes.cluster import jobs_path
+from skerry.infra.targets.kubernetes.options import KubernetesTarget
+from skerry.infra.targets.kubernetes.resources import Job
+from skerry.infra.targets.shared.resolve_refs import ready
+from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.spec.model import Replicas
+    from skerry.infra.targets.kubernetes.cluster import Cluster
+
+# Before it, a pod failure policy may be off; before the other, the server does not know it.
+_STABLE: Final = (1, 31)
+_OLDEST: Final = (1, 26)
+RIGHTS: Final = (
+    *(("batch", "jobs", verb) for verb in ("get", "list", "create", "patch", "delete")),
+    *(("", "serviceaccounts", verb) for verb in ("get", "list", "create", "patch", "delete")),
+    ("", "pods", "list"),
+    ("", "pods/log", "get"),
+    ("", "events", "list"),
+)
+"""The rights of an operator in the namespace: group, resource, verb."""
+_LONGEST_NAME: Final = 63
+_EXAMPLE: Final = "infra/examples/kubernetes-operator.yaml"
+
+
+def checks(
+    cluster: Cluster, run_uri: str, groups: Sequence[Replicas], resources: Sequence[Resource]
+) -> Iterator[Check]:
+    """See Target.checks. resources: of these groups."""
+    version = _guarded("Kubernetes", lambda: _version(cluster))
+    yield version
+    if version.ok is False:
+        return
+    for namespace in dict.fromkeys(KubernetesTarget.of(group).namespace for group in groups):
+        yield _guarded(f"rights in {namespace}", lambda namespace=namespace: _rights(cluster, namespace))
+    jobs = [resource for resource in resources if isinstance(resource, Job)]
+    for group in groups:
+        first = next(job for job in jobs if job.key.rpartition("-")[0] == group.name)
+        yield _guarded(f"jobs of {group.name}", lambda job=first, group=group: _dry_run(cluster, run_uri, job, group))
+
+
+def issuer_of(cluster: Cluster) -> str:
+    """The issuer of the tokens of a cluster's service accounts."""
+    return str(cluster.get("/.well-known/openid-configuration")["issuer"])
+
+
+def provider_check(cluster: Cluster, aws: Aws) -> Check:
+    """Check that the AWS account of the store trusts the cluster's tokens at all."""
+    name = "OIDC provider of the cluster"
+
+    def look() -> Check:
+        issuer = issuer_of(cluster)
+        host = issuer.removeprefix("https://")
+        rows = aws.call("iam", aws.region() or "us-east-1", "list_open_id_connect_providers")
+        arns = [str(row["Arn"]) for row in rows["OpenIDConnectProviderList"]]
+        if any(arn.endswith(f":oidc-provider/{host}") for arn in arns):
+            return Check(name=name, ok=True, text=f"the account of the store trusts {issuer}")
+        advice = (
+            f"make it: aws iam create-open-id-connect-provider --url {issuer} --client-id-list sts.amazonaws.com; its "
+            "keys must be reachable from the internet. Or name a `secret` with keys"
+        )
+        return Check(
+            name=name, ok=False, text=f"the account of the store has no OIDC provider of {issuer}", advice=advice
+        )
+
+    return _guarded(name, look)
+
+
+def _version(cluster: Cluster) -> Check:
+    version = cluster.get("/version")
+    text = f"{cluster.name}, version {version.get('gitVersion')}"
+    # A provider adds a sign: "33+".
+    numbers = tuple(int(re.sub(r"\D", "", str(version.get(part))) or 0) for part in ("major", "minor"))
+    if numbers < _OLDEST:
+        advice = "take a cluster of 1.31 or later: this one has no pod failure policy, so jobs that cannot work restart"
+        return Check(name="Kubernetes", ok=False, text=text, advice=advice)
+    if numbers < _STABLE:
+        advice = "the pod failure policy is beta before 1.31; check that it is not turned off"
+        return Check(name="Kubernetes", ok=None, text=text, advice=advice)
+    return Check(name="Kubernetes", ok=True, text=text)
+
+
+def _rights(cluster: Cluster, namespace: str) -> Check:
+    def allowed(right: tuple[str, str, str]) -> bool:
+        group, resource, verb = right
+        kind, _, part = resource.partition("/")
+        attributes = {"namespace": namespace, "group": group, "resource": kind, "subresource": part, "verb": verb}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = cluster.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    results = each(allowed, RIGHTS)
+    lacking = [f"{verb} {resource}" for (_, resource, verb), may in zip(RIGHTS, results, strict=True) if not may]
+    name = f"rights in {namespace}"
+    if not lacking:
+        return Check(name=name, ok=True, text=f"all {len(RIGHTS)} rights that jobs, accounts and logs need")
+    return Check(name=name, ok=False, text=f"lacking: {', '.join(lacking)}", advice=f"ask for the Role in {_EXAMPLE}")
+
+
+def _dry_run(cluster: Cluster, run_uri: str, job: Job, group: Replicas) -> Check:
+    """Ask the server for a job of the group under a name that no job has."""
+    name = f"jobs of {group.name}"
+    trial = dataclasses.replace(job, name=short_name(f"{job.name}-check", _LONGEST_NAME), after=())
+    body = ready(manifests.job(desired_of(trial, {}, run_uri)))
+    try:
+        cluster.apply(jobs_path(job.region, trial.name), body, manifests.manager(run_uri), dry_run=True)
+    except Absent:
+        advice = f"create it: kubectl create namespace {job.region}"
+        return Check(name=name, ok=False, text=f"there is no namespace {job.region}", advice=advice)
+    except Invalid as error:
+        return Check(name=name, ok=False, text=str(error), advice="correct the option that it names")
+    return Check(name=name, ok=True, text="the server accepts them")
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except Unauthorized as error:
+        return Check(name=name, ok=False, text=str(error), advice=f"log in, or ask for the Role in {_EXAMPLE}")
+    except (Invalid, Conflict) as error:
+        return Check(name=name, ok=False, text=str(error))
+    except Retryable as error:
+        return Check(name=name, ok=None, text=str(error))

@@ -1,0 +1,130 @@
+"""Open the target `kubernetes`: implements Target for groups of replicas as Jobs of a cluster.
+
+Reads no kubeconfig and imports no client before the first call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra import clouds
+from skerry.infra.clouds.aws.iam import Role, Roles
+from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.google import home as google_home
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.targets.kubernetes import checks, costs, job_views
+from skerry.infra.targets.kubernetes.cluster import Cluster
+from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts
+from skerry.infra.targets.kubernetes.options import KubernetesTarget
+from skerry.infra.targets.kubernetes.resource_graph import build_resources
+from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.store_identity import AwsTrust, GkeTrust
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
+    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.spec.model import Replicas
+    from skerry.infra.targets.kubernetes.resource_graph import Trust
+    from skerry.infra.targets.kubernetes.store_identity import StoreIdentity
+    from skerry.runtime.clock import Clock
+
+
+def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Kubernetes:
+    """Open the target `kubernetes`, in the cluster that the groups name. Does no I/O."""
+    own = [group.target for group in groups if isinstance(group.target, KubernetesTarget)]
+    cluster = Cluster(clock, environment, own[0].context if own else None)
+    namespaces = tuple(dict.fromkeys(target.namespace for target in own))
+    google = Google(clock, environment, project=google_home.project_of(groups))
+    return Kubernetes(cluster, namespaces, clouds_of_store=CloudsOfStore(clock, environment, groups, google))
+
+
+class CloudsOfStore:
+    """The clouds that may hold the store, and what they trust. Makes no calls when it is built."""
+
+    def __init__(
+        self, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas], google: Google
+    ) -> None:
+        self._open = clock, environment, groups
+        self.aws = Aws(clock, environment)
+        self.google = google
+
+    def variables(self, context: RunContext) -> Mapping[str, str]:
+        """The variables that a process needs to open the store, without credentials."""
+        return clouds.open_home(context.run_uri, *self._open).environment(context)
+
+    def trust(self, cluster: Cluster, context: RunContext) -> Trust:
+        """Give a replica without a Secret its access to the store. Asks the cluster for the issuer of its tokens."""
+        if context.run_uri.startswith("gs://"):
+            return self._gke
+        caller = self.aws.identity()
+        account = Account(number=caller.account, partition=caller.partition)
+        aws = AwsTrust(account=account, issuer=checks.issuer_of(cluster))
+        return lambda context, group, account: aws.identity(context, account, context.inputs(group))
+
+    def _gke(self, context: RunContext, group: Replicas, account: ServiceAccount) -> StoreIdentity:
+        project = self.google.identity()
+        other = KubernetesTarget.of(group).gke_project
+        number = project.number if other in {None, project.project} else self._number_of(str(other))
+        return GkeTrust(number=number, project=other or project.project).identity(context, account)
+
+    def _number_of(self, project: str) -> str:
+        row = self.google.call("cloudresourcemanager", "GET", f"v1/projects/{project}")
+        return str(row["projectNumber"])
+
+
+class Kubernetes:
+    """See Target. namespaces: of the run."""
+
+    job_kind: Final = Job.KIND
+
+    def __init__(self, cluster: Cluster, namespaces: Sequence[str], clouds_of_store: CloudsOfStore) -> None:
+        self._cluster = cluster
+        self._namespaces = namespaces
+        self._clouds = clouds_of_store
+
+    def identity(self) -> Mapping[str, str]:
+        """See Target.identity. An operator may read the namespaces of the run, not more, so those are the account."""
+        uids = {name: self._cluster.get(f"/api/v1/namespaces/{name}")["metadata"]["uid"] for name in self._namespaces}
+        return {"kubernetes": ", ".join(f"{name} ({uid})" for name, uid in uids.items())}
+
+    def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+        """See Target.resources."""
+        keyless = any(KubernetesTarget.of(group).secret is None for group in groups)
+        trust = self._clouds.trust(self._cluster, context) if keyless else None
+        return build_resources(context, groups, self._clouds.variables(context), trust)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """See Target.handlers."""
+        return {
+            **google_home.handlers(self._clouds.google),
+            Role.KIND: Roles(self._clouds.aws),
+            ServiceAccount.KIND: ServiceAccounts(self._cluster),
+            Job.KIND: Jobs(self._cluster),
+        }
+
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        """See Target.claim."""
+        del observed
+        raise Invalid(f"a {desired.resource.KIND} cannot be imported: delete it, and `skerry apply` creates another")
+
+    def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+        """See Target.rates."""
+        return costs.rates(context.spec.limits, groups)
+
+    def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """See Target.checks."""
+        yield from checks.checks(self._cluster, context.run_uri, groups, self.resources(context, groups))
+        if context.run_uri.startswith("s3://") and any(KubernetesTarget.of(group).secret is None for group in groups):
+            yield checks.provider_check(self._cluster, self._clouds.aws)
+
+    def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
+        """See Target.jobs."""
+        return job_views.views(self._cluster, state_records)
+
+    def logs(self, state_record: StateRecord, cursor: str | None) -> Iterator[LogLine]:
+        """See Target.logs."""
+        return job_views.lines(self._cluster, state_record, cursor)

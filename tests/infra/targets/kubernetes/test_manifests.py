@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.infra.kit import of_kind, plain, wanted
+from tests.infra.targets.kubernetes.kit import WHOLE, check_golden, context_of, graph_of
+
+from skerry.infra.targets.kubernetes import manifests
+from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.shared.resolve_refs import ready
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.targets.kubernetes.cluster import Cluster
+
+
+def bodies(folder: Path, target: str, more: str = "") -> list[dict[str, Any]]:
+    context = context_of(folder, target, count=1, more=more)
+    graph = graph_of(context)
+    desired = [
+        wanted(each, context.run_uri, **context.spec.tags)
+        for kind in (ServiceAccount, Job)
+        for each in of_kind(graph, kind)
+    ]
+    builders = (manifests.service_account, manifests.job)
+    return [ready(build(each)) for build, each in zip(builders, desired, strict=True)]
+
+
+def test_objects_are_frozen_and_the_server_accepts_them(tmp_path: Path, cluster: Cluster) -> None:
+    tagged = "tags: {team: research}\nlimits: {max_hours: 24}\n"
+    written = {"plain": bodies(tmp_path, ""), "whole": bodies(tmp_path, WHOLE, tagged)}
+    check_golden("objects", plain(written))
+    for account, job in written.values():
+        name = account["metadata"]["name"]
+        for path, body in (
+            (f"/api/v1/namespaces/train/serviceaccounts/{name}", account),
+            (f"/apis/batch/v1/namespaces/train/jobs/{name}", job),
+        ):
+            assert cluster.apply(path, body, "test", dry_run=True)["metadata"]["uid"]
+
+
+def test_only_what_a_pod_is_made_of_is_in_the_digest_of_its_settings(tmp_path: Path) -> None:
+    def digest(target: str) -> str:
+        (_, job) = bodies(tmp_path, target)
+        return str(job["metadata"]["annotations"][manifests.SETTINGS])
+
+    assert digest("") == digest("attempts: 2, max_runtime: 1h")
+    assert digest("") != digest("cpu: '2'")
+
+
+def test_job_that_starts_once_has_no_free_evictions(tmp_path: Path) -> None:
+    rules = [bodies(tmp_path, f"attempts: {count}")[1]["spec"]["podFailurePolicy"]["rules"] for count in (1, 2)]
+    assert [[rule["action"] for rule in each] for each in rules] == [["FailJob"], ["FailJob", "Ignore"]]
