@@ -41,6 +41,7 @@ def run_record(clock: Clock, **changes: object) -> Run:
         "checkpoint_every": 1,
         "codec": "none",
         "weighting": "uniform",
+        "layout": 2,
         "created": clock.utc_text(),
     }
     return Run(**(fields | changes))  # type: ignore[arg-type]

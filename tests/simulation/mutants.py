@@ -18,11 +18,11 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "an answer that the key exists is trusted, without reading back": 4,
     "a create without an answer counts as done": 3,
     "a checkpoint is taken of live state, half a second later": 468,
-    "a commit that a listing misses is a gap": 876,
+    "a commit that a listing misses is a gap": 151,
     "dead replicas are waited for": 10,
     "whatever stands under the key counts as mine": 0,
     "records are overwritten instead of created": 0,
-    "the loser of a create goes on with its own record": 108,
+    "the loser of a create goes on with its own record": 111,
     "a restarted replica overwrites its slot's contribution": 0,
     "a replaced incarnation is not fenced": 9,
     "the loser of a claim takes the incarnation too": 150,
@@ -80,8 +80,8 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "a change of the outer step is applied one round late": 1,
     "a change is used as soon as it is read": 1,
     "run.json alone says when a run is over": 11,
-    "a roll-up is written before its receipts": 47,
-    "a roll-up takes a part of a round for a whole one": 70,
+    "a roll-up is written before its receipts": 55,
+    "a roll-up takes a part of a round for a whole one": 71,
 }
 
 

@@ -222,14 +222,17 @@ def _(patch: Patch) -> None:
 
 @mutant("exchange", "the manifest of a contribution goes up before its payload")
 def _(patch: Patch) -> None:
-    contribute, upload = Exchange.contribute, Exchange.upload
+    contribute, put = Exchange.contribute, Exchange.put
+    held: list[Any] = []
 
     def late(self: Exchange, place: Any, load: Any) -> Any:
         stored = contribute(self, place, load)
-        upload(self, place.round, load)
+        for upload in [upload for upload in held if upload[0] is self]:
+            held.remove(upload)
+            put(*upload)
         return stored
 
-    patch.setattr(Exchange, "upload", lambda *_: None)
+    patch.setattr(Exchange, "put", lambda *upload: held.append(upload))
     patch.setattr(Exchange, "contribute", late)
     patch.setattr(exchange_view.ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 

@@ -145,6 +145,7 @@ class S3Server:
         port: int = 0,
         page_keys: int = 1000,
         honours_conditions: bool = True,
+        host: str = "127.0.0.1",
         buckets: frozenset[str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -160,7 +161,7 @@ class S3Server:
         self._serial = itertools.count(1)
         self._objects: dict[tuple[str, str], StoredObject] = {}
         self._connections: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
+        self._listener = socket.create_server((host, port), backlog=256)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -443,7 +444,9 @@ def main() -> None:
     """Serves until killed; the first line of output is the port."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
-    server = S3Server(port=parser.parse_args().port)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    options = parser.parse_args()
+    server = S3Server(port=options.port, host=options.host)
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()
     server.stopping.wait()

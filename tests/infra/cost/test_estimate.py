@@ -185,9 +185,9 @@ def test_lines_separate_traffic_of_regions_and_clouds() -> None:
 
 def test_requests_grow_with_parts_and_pieces() -> None:
     small, large = upkeep(crew(4), parameters=1e6).volume, upkeep(crew(4)).volume
-    assert small.writes == 4 * (15 + 1 + 1 + 3) + 1
-    assert small.reads == 4 * (12 + 4 * 6 + 3)
-    assert large.reads - small.reads == 4 * 3 * (477 - 1)
+    assert small.writes == 4 * (15 + 4 + 1 + 3) + 1
+    assert small.reads == 4 * (12 + 4 * 6 + 3 * 4)
+    assert large.reads - small.reads == 4 * 3 * (477 - 4)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -216,8 +216,8 @@ it costs, while all replicas run:
 traffic of a round, for 1.3B parameters, sent as bf16, one of 4 fragments:
   each replica sends 650.0 MB and reads 1.9 GB
   from region to region 18.2 GB: $0.36
-  494 requests that write, 1,080 that read: $0.0029
-  together $0.37, as much as the machines in 6 min; 200 rounds: $73.38
+  766 requests that write, 1,080 that read: $0.0043
+  together $0.37, as much as the machines in 6 min; 200 rounds: $73.65
 in the store 140.4 GB: $3.23 a month
 assumed: float32 weights, AdamW, a checkpoint every 2 rounds; no failures
 heartbeats: $0.016 an hour
@@ -248,7 +248,7 @@ it costs, while all replicas run:
 traffic of a round, for every billion parameters, sent as float32:
   each replica sends 4.0 GB and reads 12.0 GB
   all of it within eu-west-1: free
-  912 requests that write, 5,868 that read: unknown: the cost of a write in eu-west-1 and a read in eu-west-1
+  2,580 requests that write, 5,868 that read: unknown: the cost of a write in eu-west-1 and a read in eu-west-1
   together unknown: the cost of a write in eu-west-1 and a read in eu-west-1
 in the store 144.0 GB: unknown: the cost of storage in eu-west-1
 assumed: float32 weights, AdamW, a checkpoint every round; no failures

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from rich.console import Console
 from tests.infra.runs import skerry
-from tests.kit.managers import manager_of, together
+from tests.kit.managers import begin_run, manager_of, together
 from tests.kit.protocol import policy, start_replica
 from tests.support.clocks import FakeClock
 from torch import nn
@@ -67,6 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two replicas, three rounds, checkpoints of rounds 0 and 2."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     store = DirectoryStore(folder)
+    begin_run(store, SLOTS, layout=None, name="run")  # so that a payload is one object with several blocks
     together([lambda slot=slot: train(store, slot) for slot in SLOTS])
     return folder
 

@@ -153,3 +153,21 @@ def test_digest_differs_for_every_difference_only() -> None:
         Index((base.tensors[0], spec("c", shape=(2, 3)))),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == len(others) + 1
+
+
+def test_parts_of_layout_2_are_units_of_one_to_eight_mebibytes() -> None:
+    def sizes(elements: int, codec: Codec = "none") -> set[int]:
+        index = Index((TensorSpec("t", "float32", (elements,)),), codec, 2)
+        assert index.part_bytes == index.unit_bytes
+        return {part.body_bytes for part in index.parts[:-1]}
+
+    assert sizes(100) == set()
+    assert sizes(10 << 20) == {2 * BLOCK_BYTES}
+    assert sizes(1 << 30) == {8 * BLOCK_BYTES}
+    assert sizes(1 << 30, "int8") == {4 * BLOCK_BYTES}, "its sums are four times as large"
+
+
+def test_layouts_of_the_same_tensors_cannot_be_averaged() -> None:
+    specs = (TensorSpec("t", "float32", (100,)),)
+    assert Index(specs, "none", 2).digest != Index(specs, "none").digest
+    assert Index(specs, "int8", 2).digest in Index(specs, "none", 2).codecs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.tensors.payloads import FLOATS, filled, index_for
 
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, NotFinite
 from skerry.runtime.tensors.codecs.elements import cast, widen
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, ITEM_BYTES, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, dtype_name, encode, is_finite
 from skerry.runtime.tensors.payload_format import read_header
 
 if TYPE_CHECKING:
+    from skerry.runtime.log.records import Part
     from skerry.runtime.tensors.layout import Codec
     from skerry.runtime.tensors.payload_encoder import Encoded
 
@@ -217,3 +219,21 @@ def test_norm_restarts_for_each_encoding_and_after_a_refusal() -> None:
 def test_norm_of_a_checkpoint_is_not_computed() -> None:
     tensors = [torch.tensor([math.nan])]
     assert Encoder(finite=False).encode(tensors, index_for(tensors)).norm == 0.0
+
+
+def test_each_part_is_sent_before_the_next_one_is_encoded() -> None:
+    tensors = [torch.ones(600_000), torch.full((600_000,), math.nan)]
+    index = replace(index_for(tensors), layout=2)
+    sent: list[Part] = []
+    with pytest.raises(NotFinite):
+        Encoder().encode(tensors, index, send=lambda part, _: sent.append(part))
+    assert 0 < len(sent) < len(index.parts), "those before the value that is not finite"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_sent_parts_are_those_of_the_result(codec: Codec) -> None:
+    tensors = [torch.arange(900_000, dtype=torch.float32), torch.ones(5)]
+    index = replace(index_for(tensors, codec), layout=2)
+    sent: list[tuple[Part, bytes]] = []
+    encoded = Encoder().encode(tensors, index, send=lambda part, data: sent.append((part, b"".join(data))))
+    assert sent == [(part, b"".join(encoded.data(number))) for number, part in enumerate(encoded.parts)]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,6 +68,17 @@ def test_header_is_read_as_it_was_built() -> None:
     assert PART.header_bytes % ALIGNMENT == 0
     assert index_from_headers([header], ["the/key"]) == INDEX
     assert head_of(document()) == HEAD, "the tests build headers as the module does"
+
+
+def test_headers_of_layout_2_name_the_index_of_layout_2() -> None:
+    index = replace(INDEX, layout=2)
+    built = [build_header(index, part, ["0" * 32] * part.blocks) for part in index.parts]
+    headers = [
+        read_header(memoryview(data), part, "the/key", index=index, number=number)
+        for number, (data, part) in enumerate(built)
+    ]
+    assert len(headers) > 1
+    assert index_from_headers(headers, ["the/key"] * len(headers)) == index
 
 
 def test_header_length_does_not_depend_on_the_digests() -> None:

@@ -19,12 +19,13 @@ from skerry.runtime.log import keys
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
 from skerry.runtime.tensors.reduce import Workspace, average
-from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter, unit_bytes
+from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.layout import Codec
     from skerry.runtime.tensors.reduce import AverageResult
 
@@ -100,18 +101,19 @@ def test_exact_codecs_give_the_bits_of_all_gather(codec: Codec, streams: int) ->
         max_size=5,
     ),
     st.sampled_from(CODECS),
+    st.sampled_from([1, 2]),
     st.integers(1, 5),
     st.integers(0, 4),
 )
 @settings(max_examples=40, deadline=None)
 def test_all_replicas_end_with_the_same_bits(
-    kinds: list[tuple[str, int]], codec: Codec, members: int, late: int
+    kinds: list[tuple[str, int]], codec: Codec, layout: Layout, members: int, late: int
 ) -> None:
     specs = [
         TensorSpec(f"t{number}", dtype, (count,), "sum" if dtype == "int64" else "avg")
         for number, (dtype, count) in enumerate(kinds)
     ]
-    fleet = Fleet(Index(tuple(specs), codec), members)
+    fleet = Fleet(Index(tuple(specs), codec, layout), members)
     # One after the other: the first makes all units, the next ones those that are not published.
     results = [fleet.reduce(slot, patient=False) for slot in [*fleet.slots[late:], *fleet.slots[:late], None]]
     assert len({result.digest for _, result in results}) == 1
@@ -172,10 +174,10 @@ def test_unit_is_bound_to_its_name() -> None:
 
 
 def test_units_are_the_same_for_every_store() -> None:
-    assert unit_bytes(large(elements=100)) == BLOCK_BYTES
-    assert unit_bytes(large(elements=63 << 20)) == 4 * BLOCK_BYTES
-    assert unit_bytes(Index((TensorSpec("t", "float32", (1 << 30,)),))) == 8 * BLOCK_BYTES
-    assert unit_bytes(Index((TensorSpec("t", "float32", (1 << 32,)),), "int2")) == BLOCK_BYTES
+    assert large(elements=100).unit_bytes == BLOCK_BYTES
+    assert large(elements=63 << 20).unit_bytes == 4 * BLOCK_BYTES
+    assert Index((TensorSpec("t", "float32", (1 << 30,)),)).unit_bytes == 8 * BLOCK_BYTES
+    assert Index((TensorSpec("t", "float32", (1 << 32,)),), "int2").unit_bytes == BLOCK_BYTES
 
 
 def test_small_or_few_contributions_are_gathered() -> None:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 BILLION: Final = 1e9
 _GB: Final = 1e9
-# The runtime writes payloads and checkpoints in parts, one object each, and reads them in pieces by ranges.
+# The runtime writes checkpoints in parts of 64 MiB, one object each, and contributions in up to 32 of 1 to 8 MiB.
 _PART_BYTES: Final = 64 << 20
-_PIECE_BYTES: Final = 8 << 20
+_UNITS: Final = 32
+_LEAST_UNIT: Final = 1 << 20
+_LARGEST_UNIT: Final = 8 << 20
 _ITEM_BYTES: Final[Mapping[Codec, float]] = {
     "none": 4,
     "bf16": 2,
@@ -171,7 +173,7 @@ class Volume:
     @property
     def writes(self) -> int:
         """The requests of a round that write or list."""
-        parts = _pieces(self.contribution_bytes, _PART_BYTES)
+        parts = _parts(self.contribution_bytes) * (1 + (1 / self.replicas if self.exchange.scatters else 0))
         saved = _pieces(self.private_bytes, _PART_BYTES) + _pieces(self.checkpoint_bytes, _PART_BYTES) / self.replicas
         saved += _WRITES_PER_SAVE
         return math.ceil(self.replicas * (_WRITES + parts + saved / self.spec.faults.checkpoint_every))
@@ -179,10 +181,9 @@ class Volume:
     @property
     def reads(self) -> int:
         """The requests of a round that read."""
-        if self.exchange.scatters:
-            pieces = _pieces(self.exchange.read_bytes, _PIECE_BYTES)
-        else:
-            pieces = (self.replicas - 1) * _pieces(self.contribution_bytes, _PIECE_BYTES)
+        # With reduce-scatter: my share of each contribution of the others, and their shares of the average.
+        share = 2 / self.replicas if self.exchange.scatters else 1
+        pieces = (self.replicas - 1) * _parts(self.contribution_bytes) * share
         return math.ceil(self.replicas * (_READS + _READS_PER_REPLICA * self.replicas + pieces))
 
 
@@ -474,6 +475,11 @@ def _hour(rate: Rate, hours: float) -> Cost:
 def cost_of(amount: float, price: Price | None, what: str) -> Cost:
     """The cost of an amount at a price; `what` is missing if the price is unknown."""
     return Cost(missing=(what,)) if price is None else Cost(known=amount * price.usd)
+
+
+def _parts(size_bytes: float) -> int:
+    """The objects of a contribution: the units in which it is sent and reduced."""
+    return max(min(_UNITS, _pieces(size_bytes, _LEAST_UNIT)), _pieces(size_bytes, _LARGEST_UNIT))
 
 
 def _pieces(size_bytes: float, piece_bytes: int) -> int:

@@ -169,6 +169,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         codec=outer.codec,
         reduction=None if outer.reduction == "auto" else outer.reduction,
         weighting=outer.weighting,
+        layout=2,
         max_norm=outer.max_norm,
         work=float(outer.rounds * len(spec.replica_slots)) if faults.make_up and outer.rounds is not None else None,
         created=clock.utc_text(),

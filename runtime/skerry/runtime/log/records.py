@@ -58,6 +58,8 @@ CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "auto"]
 """A codec, or auto: see `codec_for`."""
 Reduction = Literal["all_gather", "reduce_scatter"]
 """all_gather: every replica reads every contribution. reduce_scatter: every member reduces a share, for all."""
+Layout = Literal[1, 2]
+"""Of payloads: see `Run.layout`."""
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
@@ -181,6 +183,7 @@ class Run(_Extended):
     model to start with; None, and absent from the bytes, for that of the script. reduction: None, and absent, lets the
     proposer of each exchange choose. store: the URI at which the run was started, if that is known; with it a copy that
     was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
+    layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -209,7 +212,8 @@ class Run(_Extended):
     reduction: Reduction | None = None
     store: Uri | None = None
     parent: Parent | None = None
-    ADDED = ("init_from", "reduction", "store", "parent")
+    layout: Literal[2] | None = None
+    ADDED = ("init_from", "reduction", "store", "parent", "layout")
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""

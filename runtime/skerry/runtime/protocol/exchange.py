@@ -17,7 +17,6 @@ from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
-from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     import threading
@@ -43,14 +42,15 @@ class Interrupted(SkerryError):  # noqa: N818  named for the next step: the call
 class ContributionDraft:
     """A contribution before it is uploaded.
 
-    parts: its payload objects. data(i): the bytes of part i, requested when it is uploaded. norm: only logged.
+    parts: its payload objects. data(i): the bytes of part i, requested when it is uploaded; None if they all are. norm:
+    only logged.
     ranks: how many parts each rank of the replica has, and has uploaded; () for a replica of one rank. telemetry: of
     the round, only recorded.
     """
 
     index: str
     parts: Sequence[Part]
-    data: Callable[[int], Data]
+    data: Callable[[int], Data] | None
     tokens: int
     inner_steps: int
     share: float = 1.0
@@ -99,8 +99,7 @@ class Exchange:
         """
         self._presence.raise_if_fenced(known_s=self._heartbeat_poll_s)
         slot = self._presence.slot
-        # An earlier incarnation can have contributed to the first exchange of this one, or this one before an error.
-        # In any other the creation of the record shows if a contribution exists; then the upload is not used.
+        # In most exchanges the creation of the record shows if a contribution exists; then the upload is not used.
         place, tried = (exchange_id.round, exchange_id.exchange), self._tried
         self._tried = place
         if tried is None or tried >= place or draft.index == self._empty_index:
@@ -109,8 +108,9 @@ class Exchange:
                 return self._own(existing, draft)
         if draft.index == self._empty_index:
             self._wait_for_tensors(exchange_id)
-        if not draft.ranks:
-            self.upload(exchange_id.round, draft)
+        if (data := draft.data) is not None:
+            for number, part in enumerate(draft.parts):
+                self.put(exchange_id.round, part, data(number))
         record = Contribution(
             run=self._log.run.nonce,
             round=exchange_id.round,
@@ -148,14 +148,15 @@ class Exchange:
         self._mine = stored
         return stored
 
-    def upload(self, round_number: int, draft: ContributionDraft) -> None:
-        """Create the payload objects, but no record. An existing one has the same bytes: its name is their digest."""
-        store, slot = self._log.store, self._presence.slot
+    def has_contributed(self, exchange_id: ExchangeId, *, certain: bool) -> bool:
+        """True if the log has a contribution of this slot, also of an earlier start. certain: look in any case."""
+        if not certain and self._tried is not None and self._tried < exchange_id[:2]:
+            return False
+        return self._log.read_contribution(*exchange_id[:2], self._presence.slot) is not None
 
-        def put(part: int) -> None:
-            store.create(keys.payload(round_number, slot, draft.parts[part].digest), draft.data(part))
-
-        run_parallel(store, len(draft.parts), put)
+    def put(self, round_number: int, part: Part, data: Data) -> None:
+        """Create a payload object. An existing one has the same bytes: its name is their digest."""
+        self._log.store.create(keys.payload(round_number, self._presence.slot, part.digest), data)
 
     def decide(
         self,
@@ -167,17 +168,18 @@ class Exchange:
         inspect: Inspect | None = None,
         codecs: Mapping[str, str] | None = None,
         reduction: Callable[[int], Reduction] = lambda _: "all_gather",
+        taken: Callable[[Contribution], None] | None = None,
     ) -> Stored[Decision]:
         """Wait for the exchange's decision, and propose it when it is this replica's turn.
 
         round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
         last check of each contribution before it is proposed. codecs: the digest of this replica's tensors with each
-        codec, for messages. reduction: what to propose for so many members.
+        codec, for messages. reduction: what to propose for so many members. taken: gets each one seen.
         Raises TimeoutError, Undecided or RunFinished if there will be no decision, Interrupted on a stop request,
         Undecided if only the others have tensors, Diverged if the decision is about other tensors or another commit.
         """
         view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
-        view.inspect = inspect
+        view.inspect, view.taken = inspect, taken
         view.codecs = codecs or {}
         self._choose_reduction: Callable[[int], Reduction] = reduction
         self._seen = view.contributions
@@ -356,8 +358,7 @@ class Exchange:
 
     def _backoff(self) -> Backoff:
         """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
-        profile = self._log.store.profile
-        return Backoff(first=profile.poll_first, cap=profile.poll_cap, factor=1.25)
+        return Backoff(first=(profile := self._log.store.profile).poll_first, cap=profile.poll_cap, factor=1.25)
 
 
 def _issued_no_tensors(exchange_id: ExchangeId) -> Undecided:

@@ -40,7 +40,8 @@ class ExchangeView:
     """One replica's view of one exchange, read with few requests and cached between looks.
 
     contributions: usable ones, by slot. others_differ: a contribution to other tensors than this replica's was seen.
-    has_heartbeats: those of slots without a contribution were read since this exchange began.
+    taken: is called with each usable one. has_heartbeats: those of slots without a contribution were read since this
+    exchange began.
     """
 
     # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join. And
@@ -71,6 +72,7 @@ class ExchangeView:
         self._unread: set[str] = set()
         self.others_differ = False
         self.inspect: Inspect | None = None
+        self.taken: Callable[[Contribution], None] | None = None
         self.codecs: Mapping[str, str] = {}
         self.steady_since: Callable[[], float] = lambda: 0.0
         self.has_heartbeats = False
@@ -173,6 +175,8 @@ class ExchangeView:
             self._refuse(slot, reason)
         else:
             self.contributions[slot] = ObservedContribution(contribution=stored.record, digest=stored.digest)
+            if self.taken is not None:
+                self.taken(stored.record)
 
     def _check_payload(self, slot: str) -> None:
         """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""

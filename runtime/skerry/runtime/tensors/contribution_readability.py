@@ -13,7 +13,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.store.retrying import read_existing
-from skerry.runtime.tensors.layout import Codec, Index
+from skerry.runtime.tensors.layout import Codec, Index, Layout
 from skerry.runtime.tensors.payload_format import check_header_size, check_parts, index_from_headers, read_header
 from skerry.runtime.tensors.payload_reader import REPEATS
 
@@ -66,7 +66,7 @@ def find_fault_without_index(store: Store, contribution: Contribution, parts: Se
                 return f"payload has other tensors: key={key} index={header.index} expected={index}"
             headers.append(header)
         if not headers:
-            empty = {Index((), codec).digest for codec in get_args(Codec)}
+            empty = {Index((), codec, layout).digest for codec in get_args(Codec) for layout in get_args(Layout)}
             return None if index in empty else f"no payload for a rank: slot={contribution.slot}"
         check_parts(parts, index_from_headers(headers, part_keys), f"slot={contribution.slot}")
     except (Corrupt, Invalid) as error:

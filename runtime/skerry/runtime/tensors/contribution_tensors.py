@@ -22,6 +22,7 @@ from skerry.runtime.tensors.payload_encoder import spec_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.layout import Codec, Op
 
 
@@ -43,13 +44,14 @@ class _Item:
 class TensorBatch:
     """Tensors that travel together, in the order of their allreduce calls.
 
-    codec: the run's. parameters: names and sizes in elements of the model's parameters that they are made of, in order,
-    if known.
+    codec, layout: the run's. parameters: names and sizes in elements of the model's parameters that they are made of,
+    in order, if known.
     """
 
-    def __init__(self, codec: Codec = "none") -> None:
+    def __init__(self, codec: Codec = "none", layout: Layout = 1) -> None:
         self.parameters: Sequence[tuple[str, int]] = ()
         self._codec: Codec = codec
+        self._layout: Layout = layout
         self._items: list[_Item] = []
 
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None, quantize: bool = False) -> None:
@@ -77,7 +79,7 @@ class TensorBatch:
         """The tensor index: what must be equal for two contributions to be averaged."""
         quantizes = bool(self._items) and all(item.quantize for item in self._items)
         specs = tuple(spec_of(item.name, item.host, item.op) for item in self._items)
-        return _index(specs, self._codec_if(quantizes=quantizes))
+        return _index(specs, self._codec_if(quantizes=quantizes), self._layout)
 
     def hosts(self) -> list[torch.Tensor]:
         """The tensors in host memory, for the average, after all copies from devices have completed.
@@ -134,6 +136,6 @@ class TensorBatch:
 
 
 @lru_cache(maxsize=64)
-def _index(specs: tuple[TensorSpec, ...], codec: Codec) -> Index:
+def _index(specs: tuple[TensorSpec, ...], codec: Codec, layout: Layout) -> Index:
     """One object for equal tensors: its layout and digest are computed once for all rounds."""
-    return Index(tensors=specs, codec=codec)
+    return Index(tensors=specs, codec=codec, layout=layout)

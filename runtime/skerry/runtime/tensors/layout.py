@@ -1,7 +1,7 @@
 """Computes the position of every byte of a list of tensors, from their names, dtypes, shapes and the codec.
 
 A tensor is a row of items: its elements, or with a quantizing codec blocks of elements with a scale. Tensors follow one
-another in order, each at a multiple of 64 bytes or of its items, in parts of at most PART_BYTES; a tensor that crosses
+another in order, each at a multiple of 64 bytes or of its items, in parts of `Index.part_bytes`; a tensor that crosses
 the end of a part is cut there into slices. The size of an item is a power of two, so no cut ever splits one. Therefore
 equal index digests mean equal layouts, and any range of a contribution can be added to the same range of another. Needs
 no torch and does no I/O.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 import xxhash
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import Codec
+from skerry.runtime.log.records import Codec, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +68,9 @@ BLOCK_BYTES: Final = 1 << 20
 """Each block has a digest: small enough to stay in a core's cache while it is verified and added."""
 PART_BYTES: Final = 64 << 20
 """The largest body: large enough that the cost of requests is small, small enough to repeat after a failure."""
+UNITS: Final = 32
+"""So many parts of a contribution in layout 2, if they then have 1 to MAX_UNIT_BYTES."""
+MAX_UNIT_BYTES: Final = 8 << 20
 MAX_SLICES: Final = 4096
 """Slices in one part. With the limits on names and shapes a header stays below MAX_HEADER_BYTES."""
 MAX_PARTS: Final = 1 << 15
@@ -163,11 +166,13 @@ class PartLayout:
 class Index:
     """The tensors of one contribution or checkpoint, in order, and their codec. Raises Invalid if any is not supported.
 
-    Hashes by its digest, which is computed once: reuse the object between rounds.
+    layout: 2 has parts that are each encoded, sent and reduced as one (see `log.records.Run`). Hashes by its digest,
+    which is computed once: reuse the object between rounds.
     """
 
     tensors: tuple[TensorSpec, ...]
     codec: Codec = "none"
+    layout: Layout = 1
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -186,12 +191,13 @@ class Index:
     def digest(self) -> str:
         """xxh3-128 of the canonical JSON. Contributions can be averaged if and only if these are equal."""
         document = [self.codec, [[spec.name, spec.dtype, spec.shape, spec.op] for spec in self.tensors]]
+        document += [self.layout] if self.layout > 1 else []
         return xxhash.xxh3_128_hexdigest(json.dumps(document, separators=(",", ":")).encode())
 
     @cached_property
     def codecs(self) -> Mapping[str, Codec]:
         """The digest of these tensors with each codec, to name the codec of another replica that has chosen its own."""
-        return {Index(self.tensors, codec).digest: codec for codec in CODECS}
+        return {Index(self.tensors, codec, self.layout).digest: codec for codec in CODECS}
 
     @cached_property
     def wire(self) -> tuple[str, ...]:
@@ -219,11 +225,37 @@ class Index:
         return slice(piece.first * each, min((piece.first + piece.count) * each, self.tensors[piece.tensor].count))
 
     @cached_property
+    def expansion(self) -> int:
+        """The number of bytes of sums for a transmitted byte: 2 for sixteen-bit floats, more for blocks."""
+        wires = [WIRE_TYPES[name] for name in self.wire]
+        return max([2, *(-(-4 * wire.elements // wire.item_bytes) for wire in wires if wire.elements > 1)])
+
+    @cached_property
+    def unit_bytes(self) -> int:
+        """Bytes that are reduced as one, a multiple of BLOCK_BYTES: a part, or in layout 1 a 64th of all."""
+        count = UNITS if self.layout == 2 else 64
+        most = MAX_UNIT_BYTES * 2 // self.expansion
+        return max(1, min(-(-self._total // count // BLOCK_BYTES), most // BLOCK_BYTES)) * BLOCK_BYTES
+
+    @cached_property
+    def part_bytes(self) -> int:
+        """The largest body of a part."""
+        if self.layout == 1:
+            return PART_BYTES
+        least = -(-self._total // (MAX_PARTS // 2) // BLOCK_BYTES) * BLOCK_BYTES  # of a list that is very long
+        return min(PART_BYTES, max(self.unit_bytes, least))
+
+    @cached_property
+    def _total(self) -> int:
+        """Bytes of all tensors and of the gaps between them, at most."""
+        return sum(self.wire_bytes) + len(self.tensors) * max([ALIGNMENT, *self.item_bytes])
+
+    @cached_property
     def parts(self) -> tuple[PartLayout, ...]:
         """The layout. No tensors, no parts. Raises Invalid beyond MAX_PARTS, before anything is laid out."""
-        total = sum(self.wire_bytes) + len(self.tensors) * max([ALIGNMENT, *self.item_bytes])
-        if total // PART_BYTES + len(self.tensors) // MAX_SLICES >= MAX_PARTS - 1:
-            raise Invalid(f"list of tensors is too large: bytes={total} limit={MAX_PARTS * PART_BYTES}")
+        if self._total // PART_BYTES + len(self.tensors) // MAX_SLICES >= MAX_PARTS - 1:
+            raise Invalid(f"list of tensors is too large: bytes={self._total} limit={MAX_PARTS * PART_BYTES}")
+        most = self.part_bytes
         parts: list[PartLayout] = []
         slices: list[Slice] = []
         offset = 0
@@ -237,9 +269,9 @@ class Index:
             first, left = 0, items
             while True:
                 offset = aligned(offset, size)
-                if offset == PART_BYTES or len(slices) == MAX_SLICES:
+                if offset == most or len(slices) == MAX_SLICES:
                     close()
-                count = min(left, (PART_BYTES - offset) // size)
+                count = min(left, (most - offset) // size)
                 slices.append(Slice(number, first, count, offset, offset + count * size))
                 offset += count * size
                 first, left = first + count, left - count

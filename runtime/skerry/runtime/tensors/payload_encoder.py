@@ -35,7 +35,7 @@ from skerry.runtime.tensors.layout import (
 from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     import numpy.typing as npt
@@ -122,16 +122,8 @@ class Encoded:
     norm: float
 
     def data(self, number: int) -> list[Buffer]:
-        """Part `number` for `Store.create`: the header, then the tensors' own memory with zeros in the gaps."""
-        buffers: list[Buffer] = [self.headers[number]]
-        offset = 0
-        for piece in self.index.parts[number].slices:
-            if piece.begin > offset:
-                buffers.append(_ZEROS[: piece.begin - offset])
-            if piece.count:
-                buffers.append(_bytes_of(self.wire_bytes, piece, self.index.item_bytes))
-            offset = piece.end
-        return buffers
+        """Part `number` for `Store.create`."""
+        return _part_data(self.index, number, self.headers[number], self.wire_bytes)
 
 
 class Encoder:
@@ -146,12 +138,17 @@ class Encoder:
         self._squares = 0.0
 
     def encode(
-        self, tensors: Sequence[torch.Tensor], index: Index, ready: Sequence[EncodedTensor | None] = ()
+        self,
+        tensors: Sequence[torch.Tensor],
+        index: Index,
+        ready: Sequence[EncodedTensor | None] = (),
+        send: Callable[[Part, list[Buffer]], None] | None = None,
     ) -> Encoded:
         """Digest, check and, if the codec says so, convert the tensors, in one pass. Earlier results become invalid.
 
-        ready: tensors that are encoded already; their values are not read. Raises Invalid, naming the tensor, if it
-        does not match the index or (with `finite`) not finite as transmitted.
+        ready: tensors that are encoded already; their values are not read. send: is given each part and its bytes as
+        soon as it is complete. Raises Invalid, naming the tensor, if it does not match the index or (with `finite`) not
+        finite as transmitted.
         """
         check_tensors(tensors, index)
         done = ready or [None] * len(tensors)
@@ -172,12 +169,13 @@ class Encoder:
         # The norm and the finite check use the elements before any cast.
         floats = [_floats(source) for source in sources]
         with np.errstate(all="ignore"):  # a sum that overflows is examined again and reported with its tensor
-            built = [
-                build_header(
-                    index, layout, [self._block(index, block, sources, wire, views, floats) for block in blocks]
-                )
-                for layout, blocks in zip(index.parts, _blocks(index), strict=True)
-            ]
+            built: list[tuple[bytes, Part]] = []
+            for layout, blocks in zip(index.parts, _blocks(index), strict=True):
+                digests = [self._block(index, block, sources, wire, views, floats) for block in blocks]
+                built.append(build_header(index, layout, digests))
+                if send is not None:
+                    header, part = built[-1]
+                    send(part, _part_data(index, layout.number, header, views))
         return Encoded(
             index=index,
             parts=tuple(part for _, part in built),
@@ -363,6 +361,19 @@ def _blocks_of(layout: PartLayout, item_bytes: tuple[int, ...]) -> list[_Block]:
         (start, min(start + BLOCK_BYTES, layout.body_bytes)) for start in range(0, layout.body_bytes, BLOCK_BYTES)
     ]
     return [_Block(stop - start, layout.between(start, stop, item_bytes)) for start, stop in ranges]
+
+
+def _part_data(index: Index, number: int, header: bytes, views: Sequence[memoryview]) -> list[Buffer]:
+    """A part for `Store.create`: the header, then the tensors' own memory with zeros in the gaps."""
+    buffers: list[Buffer] = [header]
+    offset = 0
+    for piece in index.parts[number].slices:
+        if piece.begin > offset:
+            buffers.append(_ZEROS[: piece.begin - offset])
+        if piece.count:
+            buffers.append(_bytes_of(views, piece, index.item_bytes))
+        offset = piece.end
+    return buffers
 
 
 def _bytes_of(views: Sequence[memoryview], piece: Slice, item_bytes: tuple[int, ...]) -> memoryview:

@@ -45,7 +45,10 @@ class Traffic:
 
 @dataclass
 class RemotePayload:
-    """A payload object to read: its key, its record, the expected index and part, and its owner (for messages)."""
+    """A payload object to read: its key, its record, the expected index and part, and its owner (for messages).
+
+    ahead: its bytes, if they were read before.
+    """
 
     key: str
     part: Part
@@ -53,6 +56,7 @@ class RemotePayload:
     number: int
     owner: str
     header: Header | None = None
+    ahead: memoryview | None = None
 
 
 class Request(NamedTuple):
@@ -183,6 +187,7 @@ class Reader:
             except Corrupt:
                 if repeat == REPEATS:
                     raise
+                remote.ahead = None
                 length = _fetched(store, remote, span, buffer)
             else:
                 return remote.header
@@ -190,6 +195,7 @@ class Reader:
 
     def _repair(self, store: Store, remote: RemotePayload, number: int, block: memoryview, digest: str) -> None:
         """Read a damaged block again, in place."""
+        remote.ahead = None
         start = remote.part.header_bytes + number * BLOCK_BYTES
         damage = f"bytes={len(block)}"
         for _ in range(REPEATS):
@@ -227,6 +233,10 @@ def _span_of(request: Request) -> Span:
 
 def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview) -> int:
     """Read `span` into the start of `buffer`. Returns how many bytes the object has of it. Runs in any thread."""
+    if (ahead := remote.ahead) is not None:
+        data = ahead[span.start : span.stop]
+        buffer[: len(data)] = data
+        return len(data)
     view = read_existing(store, remote.key, span, buffer[: span.stop - span.start])
     if view is None:
         raise Corrupt(f"payload is absent: key={remote.key} {remote.owner}")

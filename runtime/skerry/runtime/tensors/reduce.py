@@ -79,10 +79,14 @@ class AverageResult:
 
 
 class Workspace:
-    """Buffers and threads that are reused between rounds; their size is a few pieces. For one thread at a time."""
+    """Buffers and threads that are reused between rounds; their size is a few pieces. For one thread at a time.
+
+    ahead: payload objects that were read before the decision, by key.
+    """
 
     def __init__(self) -> None:
         self.reader = Reader()
+        self.ahead: Mapping[str, memoryview] = {}
         self._buffers: dict[str, memoryview] = {}
 
     def buffer(self, name: str, size: int) -> memoryview:
@@ -120,7 +124,7 @@ def average(
     contribution from the store, too (local=None).
     """
     # Of each wire type, the sums of a piece are at most as large as those of a piece of sixteen-bit floats.
-    chunk = max(1, 2 * store.profile.piece_bytes // expansion(index) // BLOCK_BYTES) * BLOCK_BYTES
+    chunk = max(1, 2 * store.profile.piece_bytes // index.expansion // BLOCK_BYTES) * BLOCK_BYTES
     reducer = Reducer(store, sources, index, outputs, chunk=chunk, workspace=workspace, now=now)
     for _ in reducer.run(reducer.plan):
         pass
@@ -152,10 +156,9 @@ class Reducer:
         self._now = now
         self._remotes = {
             source.slot: [
-                RemotePayload(
-                    keys.payload(source.round, source.slot, part.digest), part, index, number, f"slot={source.slot}"
-                )
+                RemotePayload(key, part, index, number, f"slot={source.slot}", ahead=workspace.ahead.get(key))
                 for number, part in enumerate(source.parts)
+                for key in [keys.payload(source.round, source.slot, part.digest)]
             ]
             for source in sources
             if source.local is None
@@ -166,7 +169,7 @@ class Reducer:
             self._order[:2] = reversed(self._order[:2])
         self._before = self._reader.traffic
         self._download_s = 0.0
-        self.reduction = _Reduction(sources, outputs, workspace, chunk * expansion(index), in_order=in_order)
+        self.reduction = _Reduction(sources, outputs, workspace, chunk * index.expansion, in_order=in_order)
 
     def run(self, pieces: Sequence[Piece]) -> Generator[Piece]:
         """Yield each piece when its result is in the outputs. A caller that stops early must close the generator."""
@@ -450,12 +453,6 @@ def _check(sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tens
     slots = [source.slot for source in sources]
     if len(set(slots)) != len(slots):
         raise Invalid(f"a slot is listed twice: slots={', '.join(slots)}")
-
-
-def expansion(index: Index) -> int:
-    """The number of bytes of sums for a transmitted byte: 2 for sixteen-bit floats, more for blocks."""
-    wires = [WIRE_TYPES[name] for name in index.wire]
-    return max([2, *(-(-4 * wire.elements // wire.item_bytes) for wire in wires if wire.elements > 1)])
 
 
 @lru_cache(maxsize=64)

@@ -8,15 +8,17 @@ makes for itself what is still missing.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.events import emit
-from skerry.runtime.store.parallel import run_parallel
-from skerry.runtime.tensors.layout import BLOCK_BYTES
-from skerry.runtime.tensors.reduce import AverageResult, Reducer, expansion
+from skerry.runtime.store.parallel import BackgroundRequests, RequestWindow
+from skerry.runtime.tensors.reduce import AverageResult, Reducer
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 
 if TYPE_CHECKING:
@@ -29,9 +31,8 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.reduce import Source, Workspace
 
-UNITS: Final = 64
-"""So many units of an average, if they then have between one block and MAX_UNIT_BYTES."""
-MAX_UNIT_BYTES: Final = 8 << 20
+POLL_S: Final = 0.05
+"""Seconds between two looks for units, at most: they follow one another, and a look is one request for each maker."""
 PATIENCE: Final = 1.5
 """How long a replica waits for others' units, in the time that it took for its own."""
 
@@ -53,13 +54,6 @@ class Scatter:
     patient: bool
 
 
-def unit_bytes(index: Index) -> int:
-    """Bytes of contributions in a unit: the same for every replica."""
-    most = MAX_UNIT_BYTES * 2 // expansion(index)
-    whole = sum(part.body_bytes for part in index.parts)
-    return max(1, min(-(-whole // UNITS // BLOCK_BYTES), most // BLOCK_BYTES)) * BLOCK_BYTES
-
-
 def reduce_scatter(
     store: Store,
     scatter: Scatter,
@@ -76,12 +70,29 @@ def reduce_scatter(
         sources,
         index,
         outputs,
-        chunk=unit_bytes(index),
+        chunk=index.unit_bytes,
         workspace=workspace,
         now=clock.now,
         in_order=False,
     )
     return _Work(store, scatter, reducer, clock).run()
+
+
+@dataclass(eq=False)
+class _Lane:
+    """The units that are read from one maker, which publishes them in order. published: the last one that was read."""
+
+    slot: str
+    units: deque[int]
+    in_flight: int = 0
+    published: bool = False
+
+    def is_ready(self) -> bool:
+        """The next unit may be there: if one is not, those after it are not either."""
+        return bool(self.units) and (self.published or not self.in_flight)
+
+
+_Reads = RequestWindow[tuple[_Lane, int], "memoryview | None"]
 
 
 class _Work:
@@ -93,16 +104,18 @@ class _Work:
         self._reducer = reducer
         self._clock = clock
         self._downloaded_bytes = self._requests = 0
+        self._counting = threading.Lock()
         self._waited_s = 0.0
         self._missing = list(range(len(reducer.plan)))
 
     def run(self) -> AverageResult:
+        with BackgroundRequests(self._store) as self._creates, _Reads(self._store) as self._reads:
+            return self._run()
+
+    def _run(self) -> AverageResult:
         began = self._clock.now()
         mine, profile = self._scatter.mine, self._store.profile
         self._make([unit for unit in self._missing if self._maker(unit) == mine], publish=True)
-        # Others begin with the units after this replica's own, so that not all read the same ones at once.
-        place = 0 if mine is None else self._scatter.members.index(mine)
-        self._missing.sort(key=lambda unit: (unit - place) % len(self._scatter.members))
         patience = max(PATIENCE * (self._clock.now() - began), 2 * profile.poll_cap) if self._scatter.patient else 0.0
         since = self._clock.now()
         while self._missing:
@@ -114,7 +127,7 @@ class _Work:
             elif late and (taken := [unit for unit in self._missing if self._maker(unit, 1) == mine]):
                 self._make(taken, publish=True)
             else:
-                self._clock.pause(profile.poll_first)
+                self._clock.pause(min(profile.poll_first, POLL_S))
         result = self._reducer.result()
         return AverageResult(
             digest=result.digest,
@@ -141,23 +154,38 @@ class _Work:
                 name = self._name(unit)
                 if slot is not None:
                     # If an earlier attempt has made it: from the same contributions, so its bytes are the same.
-                    self._store.create(name.key(slot), seal(name, body))
+                    self._creates.submit(partial(self._store.create, name.key(slot), seal(name, body)))
                 self._missing.remove(unit)
 
     def _read(self, makers: int) -> bool:
         """Take what these many makers of each missing unit have published. Returns whether there was anything."""
         before = len(self._missing)
         began = self._clock.now()
-        wanted = [(unit, self._maker(unit, after)) for unit in self._missing for after in range(makers)]
-        wanted = [(unit, slot) for unit, slot in wanted if slot != self._scatter.mine]
-        step = max(1, self._store.profile.streams)
-        for start in range(0, len(wanted), step):
-            batch = [(unit, slot) for unit, slot in wanted[start : start + step] if unit in self._missing]
-            bodies = run_parallel(self._store, len(batch), lambda number, batch=batch: self._body(*batch[number]))
-            for (unit, _), body in zip(batch, bodies, strict=True):
-                if body is not None and unit in self._missing:
-                    self._reducer.reduction.set_unit(self._reducer.plan[unit], body)
-                    self._missing.remove(unit)
+        members = self._scatter.members
+        # All begin at another member, so that not all read the same units at once.
+        place = 0 if self._scatter.mine is None else members.index(self._scatter.mine) + 1
+        lanes = [
+            _Lane(slot, deque(unit for unit in self._missing if self._maker(unit, after) == slot))
+            for after in range(makers)
+            for slot in [*members[place:], *members[:place]]
+            if slot != self._scatter.mine
+        ]
+        while True:
+            while self._reads.has_room and (lane := next(filter(_Lane.is_ready, lanes), None)) is not None:
+                if (unit := lane.units.popleft()) in self._missing:
+                    lane.in_flight += 1
+                    self._reads.submit((lane, unit), partial(self._body, unit, lane.slot))
+                    lanes.append(lanes.pop(lanes.index(lane)))
+            if (answer := self._reads.next()) is None:
+                break
+            (lane, unit), body = answer
+            lane.in_flight -= 1
+            lane.published = body is not None
+            if body is None:
+                lane.units.clear()
+            elif unit in self._missing:
+                self._reducer.reduction.set_unit(self._reducer.plan[unit], body)
+                self._missing.remove(unit)
         self._waited_s += self._clock.now() - began
         return len(self._missing) < before
 
@@ -166,10 +194,11 @@ class _Work:
         name = self._name(unit)
         key = name.key(slot)
         data = self._store.read(key)
-        self._requests += 1
+        with self._counting:
+            self._requests += 1
+            self._downloaded_bytes += 0 if data is None else len(data)
         if data is None:
             return None
-        self._downloaded_bytes += len(data)
         try:
             return unseal(name, data, key)
         except Corrupt as error:

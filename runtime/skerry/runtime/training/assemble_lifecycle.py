@@ -44,7 +44,7 @@ def lifecycle_of(
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
     near: copies of the state on this replica's machines.
     """
-    new_batch = new_batch or partial(TensorBatch, session.codec)
+    new_batch = new_batch or partial(TensorBatch, session.codec, session.log.run.layout or 1)
     recorder = Recorder(
         session.log,
         session.presence,

@@ -1,6 +1,7 @@
 """Takes a batch of tensors through one exchange: contribute, wait for the decision, average.
 
-All tensors of a batch travel in ONE contribution; nothing is contributed to an exchange that is decided already.
+All tensors of a batch travel in ONE contribution; nothing is contributed to an exchange that is decided already. While
+a replica waits for the decision, it reads what it will probably need of the contributions that it sees.
 Every rank of a replica moves its own bytes; rank 0 makes the records, and all ranks end alike.
 """
 
@@ -16,6 +17,7 @@ from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
+from skerry.runtime.tensors.prefetch import Prefetch
 from skerry.runtime.tensors.reduce import Source, Workspace, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
+    from typing_extensions import Buffer
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
+    from skerry.runtime.training.contribution_writer import Send
     from skerry.runtime.training.work_counter import Trained
 
 
@@ -97,7 +101,8 @@ class Averager:
         self._ranks = ranks
         self._workspace = Workspace()
         self._indices: tuple[str, ...] = ()
-        self._writer = ContributionWriter(exchange, presence, ranks, max_norm)
+        self._last: Decision | None = None
+        self._writer = ContributionWriter(log.store, exchange, presence, ranks, max_norm)
         self._encode_s = self._download_s = 0.0
 
     def run(
@@ -174,10 +179,7 @@ class Averager:
             self._presence.raise_if_fenced()
             self._indices = tuple(indices)
             decided = self._log.read_decision(place.round, place.exchange) is not None
-            several = len(indices) > 1
-            contributed_before = (
-                several and self._log.read_contribution(place.round, place.exchange, self._presence.slot) is not None
-            )
+            contributed_before = not decided and self._exchange.has_contributed(place, certain=len(indices) > 1)
             return _Opened(tensors=combine_digests(indices), decided=decided, contributed_before=contributed_before)
 
         return _Opened(*self._ranks.reduce_on_rank0("open", lambda: index.digest, look))
@@ -196,7 +198,7 @@ class Averager:
         encoded, written = self._writer.write(
             place,
             index,
-            lambda: self._encode(batch, hosts, index),
+            lambda send: self._encode(batch, hosts, index, send),
             trained,
             veto=veto,
             uploads=not opened.contributed_before,
@@ -210,11 +212,22 @@ class Averager:
         # An earlier attempt or incarnation may have contributed for this slot: memory does not hold what counts.
         return (encoded, written.norm) if written.mine else (None, None)
 
-    def _encode(self, batch: TensorBatch, hosts: Sequence[torch.Tensor], index: Index) -> Encoded:
-        """Encode. Raises Invalid; for a value that is not finite it names the parameter, if that is known."""
-        began = self._clock.now()
+    def _encode(self, batch: TensorBatch, hosts: Sequence[torch.Tensor], index: Index, send: Send | None) -> Encoded:
+        """Encode, and give each part to `send`.
+
+        Raises Invalid; for a value that is not finite it names the parameter, if that is known.
+        """
+        began, sending_s = self._clock.now(), 0.0
+
+        def timed(part: Part, data: list[Buffer]) -> None:
+            nonlocal sending_s
+            since = self._clock.now()
+            if send is not None:
+                send(part, data)
+            sending_s += self._clock.now() - since
+
         try:
-            encoded = self._writer.encode(hosts, index, batch.encoded())
+            encoded = self._writer.encode(hosts, index, batch.encoded(), None if send is None else timed)
         except NotFinite as error:
             place = batch.parameter_of(error.tensor, error.element)
             if place is None:
@@ -223,7 +236,7 @@ class Averager:
             raise Invalid(
                 f"NaN or infinity in the pseudo-gradient of parameter {name!r} (element {element})"
             ) from error
-        self._encode_s = self._clock.now() - began
+        self._encode_s = self._clock.now() - began - sending_s
         return encoded
 
     def _decide(
@@ -235,17 +248,38 @@ class Averager:
         round_seconds: float | None,
     ) -> _Ruling:
         """Wait for the decision on rank 0, and read the contributions of its members."""
-        decision = self._exchange.decide(
-            place,
-            opened.tensors,
-            abstaining=self._is_abstaining(place),
-            round_seconds=round_seconds,
-            inspect=lambda contribution: self._fault_in(contribution, index, encoded),
-            codecs=index.codecs if self._ranks.size == 1 else None,
-            reduction=self._proposed(index),
-        )
+        profile = self._log.store.profile
+        prefetch = None
+        # With less than two streams an object is read in pieces, and in layout 1 it is larger than a unit.
+        if not opened.decided and index.layout > 1 and profile.streams > 1 and not profile.is_local:
+            prefetch = Prefetch(self._log.store)
+        try:
+            decision = self._exchange.decide(
+                place,
+                opened.tensors,
+                abstaining=self._is_abstaining(place),
+                round_seconds=round_seconds,
+                inspect=lambda contribution: self._fault_in(contribution, index, encoded),
+                codecs=index.codecs if self._ranks.size == 1 else None,
+                reduction=self._proposed(index),
+                taken=None if prefetch is None else lambda seen: self._read_ahead(prefetch, seen),
+            )
+        finally:
+            self._workspace.ahead = {} if prefetch is None else prefetch.finish()
+        self._last = decision.record
         contributions = tuple(self._exchange.contributions(decision.record))
         return _Ruling(decision=decision.record, digest=decision.digest, contributions=contributions)
+
+    def _read_ahead(self, prefetch: Prefetch, contribution: Contribution) -> None:
+        """Read what this rank will need of a contribution if the members are those of the last exchange."""
+        slot, last = self._presence.slot, self._last
+        if last is None or contribution.slot == slot:
+            return
+        members = [share.slot for share in last.members]
+        mine = self._mine(contribution)
+        if last.reduction == "reduce_scatter":
+            mine = tuple(part for number, part in enumerate(mine) if members[number % len(members)] == slot)
+        prefetch.offer(contribution.round, contribution.slot, mine)
 
     def _average(
         self,
@@ -276,6 +310,8 @@ class Averager:
             )
             fault = next((fault for fault in faults if fault is not None), None)
             raise error if fault is None else Corrupt(fault) from error
+        finally:
+            self._workspace.ahead = {}
         batch.land()
         self._download_s = averaged.download_s
         return averaged.digest

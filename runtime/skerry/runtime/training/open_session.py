@@ -170,7 +170,7 @@ def join_run(
         policy=policy,
         heartbeat_poll_s=heartbeat_s,
         stop=stop,
-        empty_index=combine_digests([Index(tensors=(), codec=codec).digest] * group.size),
+        empty_index=combine_digests([Index(tensors=(), codec=codec, layout=run.layout or 1).digest] * group.size),
     )
     return Session(
         group=group,
@@ -276,5 +276,6 @@ def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
         checkpoint_every=terms.checkpoint_every,
         codec=terms.codec,
         weighting="uniform",
+        layout=2,
         created=clock.utc_text(),
     )
