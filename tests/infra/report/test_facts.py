@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 
+from skerry.infra.observe.recent_rounds import hidden_share, phases_of
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
+from skerry.runtime.log.round_summary import EXPOSED
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Outcome
@@ -239,3 +241,24 @@ def test_code_is_that_of_the_starts_after_its_upload() -> None:
     assert second.replicas == ((("west-1",), "23-39"),), "not the rounds of replicas that did not start again"
     assert unused.replicas == ()
     assert "west-1: 23-39" in page(killed.facts(codes=codes))
+
+
+def test_time_of_an_exchange_behind_training_is_counted_as_training() -> None:
+    run = SmallRun()
+    assert run.facts().hidden is None, "old receipts do not say it"
+    old_rounds = run.history().rounds
+    rounds = [
+        replace(
+            item,
+            replicas=tuple(
+                replace(replica, seconds=dict(replica.seconds) | {EXPOSED: sum(replica.seconds.values()) / 4})
+                for replica in item.replicas
+            ),
+        )
+        for item in old_rounds
+    ]
+    assert hidden_share(rounds) == pytest.approx(0.75)
+    for before, after in zip(old_rounds, rounds, strict=True):
+        for old, new in zip(before.replicas, after.replicas, strict=True):
+            assert phases_of(new)["upload"] == pytest.approx(phases_of(old)["upload"] / 4)
+            assert phases_of(new).get("train") == phases_of(old).get("train")

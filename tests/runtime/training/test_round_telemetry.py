@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kit.managers import Island, begin_run, contributions, receipts, together
+from tests.kit.managers import Island, begin_run, contributions, manager_of, receipts, together
 
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_METRIC_NAME, MAX_METRICS, Telemetry
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.round_telemetry import RoundTelemetry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from skerry.runtime.store import Data
 
 SYNC_EVERY, ROUNDS = 3, 2
 
@@ -72,7 +76,9 @@ def test_contribution_holds_the_telemetry_of_its_round(store: MemoryStore) -> No
             assert telemetry.train_s > 0
     written = [receipt for number in range(ROUNDS) for receipt in receipts(store, number).values()]
     assert all(receipt.telemetry is None for receipt in written), "what a contribution says is not said twice"
-    assert all(set(receipt.seconds) == {"encode", "upload", "wait", "download", "reduce"} for receipt in written)
+    assert all(
+        set(receipt.seconds) == {"encode", "upload", "wait", "download", "reduce", "exposed"} for receipt in written
+    )
 
 
 def test_receipt_holds_the_telemetry_of_a_replica_that_did_not_contribute(store: MemoryStore) -> None:
@@ -90,6 +96,45 @@ def test_receipt_holds_the_telemetry_of_a_replica_that_did_not_contribute(store:
     telemetry = by_slot["b"]
     assert telemetry is not None
     assert (telemetry.steps, telemetry.loss) == (SYNC_EVERY, pytest.approx(diverging.losses[0])), "NaN has no mean"
+
+
+class UploadClock(SystemClock):
+    """Its time passes in uploads only."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class SlowUploads(MemoryStore):
+    """To upload a payload takes ten seconds."""
+
+    def __init__(self, clock: UploadClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def create(self, key: str, data: Data) -> bool:
+        if key.startswith(keys.PAYLOADS):
+            self._clock.time += 10.0
+        return super().create(key, data)
+
+
+@pytest.mark.parametrize(("trains_meanwhile", "exposed"), [(True, 0.0), (False, 10.0)])
+def test_receipt_has_the_seconds_of_an_exchange_that_training_awaits(*, trains_meanwhile: bool, exposed: float) -> None:
+    clock = UploadClock()
+    store = SlowUploads(clock)
+    manager = manager_of(store, "a", minimum=1, clock=clock)
+    manager.start_quorum()
+    work = manager.allreduce(torch.ones(10))
+    if trains_meanwhile:
+        manager.lifecycle.rounds.flush()  # as the next inner step does
+        manager.lifecycle.rounds.wait()
+    work.wait()
+    assert manager.should_commit()
+    manager.shutdown()
+    (receipt,) = receipts(store, 0).values()
+    assert (receipt.seconds["upload"], receipt.seconds["exposed"]) == (10.0, exposed)
 
 
 def test_ranks_of_a_replica_are_one_record() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_totals import mean_loss
 from skerry.infra.observe.run_view import RoundView
+from skerry.runtime.log.round_summary import EXPOSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -127,6 +128,13 @@ def time_shares(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> 
     return {phase: seconds / max(total, used) for phase, seconds in spent.items()}
 
 
+def hidden_share(rounds: Iterable[RoundHistory]) -> float | None:
+    """The share of all exchanges that was hidden behind training; None if no receipt says it."""
+    known = [exchange for item in rounds for replica in item.replicas if (exchange := replica.exchange_s) is not None]
+    whole = sum(seconds for seconds, _ in known)
+    return 1 - sum(exposed for _, exposed in known) / whole if whole else None
+
+
 def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[Mark | None, ...]:
     """The part of one slot in each of the rounds; None in rounds before it joined.
 
@@ -176,8 +184,13 @@ def _view(item: RoundHistory, seconds: float | None) -> RoundView:
 
 
 def phases_of(replica: ReplicaRound) -> Mapping[str, float]:
-    """The seconds of one replica in a round, by phase of the log; empty if it reported none."""
-    phases = dict(replica.seconds)
+    """The seconds of one replica in a round, by phase of the log; empty if it reported none.
+
+    Of the exchange only what its training waited for: the rest is in the time that it trained.
+    """
+    phases = {phase: seconds for phase, seconds in replica.seconds.items() if phase != EXPOSED}
+    if (exchange := replica.exchange_s) is not None and exchange[0] > 0:
+        phases = {phase: seconds * exchange[1] / exchange[0] for phase, seconds in phases.items()}
     if replica.telemetry is not None:
         phases["train"] = replica.telemetry.train_s
         if replica.telemetry.evaluate_s:

@@ -224,6 +224,8 @@ def _time(facts: ReportFacts) -> Answer:
     sentences = [f"Of the replicas' {_hours(whole / 3600, '')}: {words}."]
     if facts.goodput is not None:
         sentences.append(f"Goodput {100 * facts.goodput:.1f} %: training whose result is in an average.")
+    if facts.hidden is not None:
+        sentences.append(f"{100 * facts.hidden:.1f} % of the time of the exchanges was hidden behind training.")
     lengths = [(item.view.seconds, item.view.round) for item in facts.history if item.view.seconds is not None]
     if lengths:
         longest, number = max(lengths)

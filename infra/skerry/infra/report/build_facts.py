@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.machine_times import machine_of
 from skerry.infra.observe.participation import count_parts, ranges
-from skerry.infra.observe.recent_rounds import PHASES, marks, phases_of, round_views
+from skerry.infra.observe.recent_rounds import PHASES, hidden_share, marks, phases_of, round_views
 from skerry.infra.observe.view_text import place, state
 from skerry.infra.report.answers import answers
 from skerry.infra.report.curves import convergence, loss_curve, metric_curves
@@ -114,6 +114,7 @@ def build_facts(sources: Sources) -> ReportFacts:
         possible=sum(part.of for part in taken.replicas),
         complete=taken.complete,
         goodput=_goodput(history.rounds, views),
+        hidden=hidden_share(history.rounds),
         costs=sources.costs,
         traffic=_traffic(history.rounds),
         settings=_settings(sources.settings.first, history.uri),

@@ -195,7 +195,8 @@ class Hardware:
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
     """A run on one page. age_s: since the first start, until the last closed round. goodput: seconds of training in an
-    average, of all seconds of the replicas; None if no times are known. settings: those of run.json, then each change.
+    average, of all seconds of the replicas; None if no times are known. hidden: share of the exchanges' time that ran
+    behind training; None in old logs. settings: those of run.json, then each change.
 
     findings: None if the log was not examined. versions: what is known of programs. differing: rounds after which the
     replicas' bits were not equal.
@@ -221,6 +222,7 @@ class ReportFacts:
     possible: int
     complete: int
     goodput: float | None
+    hidden: float | None
     costs: Costs
     traffic: Traffic
     settings: tuple[tuple[str, str], ...]

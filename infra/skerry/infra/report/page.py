@@ -217,8 +217,9 @@ def _time(facts: ReportFacts) -> Iterator[str]:
     yield seconds_of_rounds(facts, ("train",))
     yield "</div></div>"
     yield (
-        '<p class="dim">upload: encode and send its own contribution. wait: for the contributions of others. average: '
-        "read and add these. away: rounds without a record of the replica. other: starts, checkpoints, and what the "
+        '<p class="dim">Of an exchange that runs behind training, only what training waits for. upload: encode and '
+        "send its own contribution. wait: for the contributions of others. average: read and add these. away: rounds "
+        "without a record of the replica. other: starts, checkpoints, and what the "
         "replica does not measure.</p>"
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.log.keys import slot_order
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.runtime.log.records import Contribution, Decision, Receipt, Telemetry
+
+EXPOSED: Final = "exposed"
+"""In the seconds of a receipt: of the other phases together, those in which the training waited. Absent in old logs."""
 
 Part: TypeAlias = Literal["trained", "cut", "late", "abstained", "absent"]
 """trained: in the average with a whole round. cut: with less than a whole round. late: not in the average, but with a
@@ -26,7 +29,8 @@ class ReplicaRound:
     """One replica's part in one closed round.
 
     share: of a whole round, in the average; 0 if the replica is not in it. incarnation: None without any record of it.
-    telemetry: None in old logs. seconds: of its receipt, by phase; empty without one. reason: of an abstention.
+    telemetry: None in old logs. seconds: of its receipt, by phase, and EXPOSED; empty without one. reason: of an
+    abstention.
     """
 
     slot: str
@@ -39,6 +43,12 @@ class ReplicaRound:
     downloaded_bytes: int = 0
     requests: int = 0
     reason: str | None = None
+
+    @property
+    def exchange_s(self) -> tuple[float, float] | None:
+        """Seconds of its exchange, and how many of them its training waited for; None in old logs."""
+        whole = sum(seconds for phase, seconds in self.seconds.items() if phase != EXPOSED)
+        return (whole, min(whole, self.seconds[EXPOSED])) if EXPOSED in self.seconds else None
 
     @property
     def in_average(self) -> bool:

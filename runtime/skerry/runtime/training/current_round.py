@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class OpenExchange:
     """An exchange of the round: `job` is set once it runs in the background.
 
-    trained: what it is made of, from when it was opened.
+    trained: what it is made of, from when it was opened. exposed_s: seconds in which the training waited for it.
     """
 
     round: int
@@ -38,6 +38,7 @@ class OpenExchange:
     tensors: TensorBatch
     job: Future[Average | None] | None = None
     error: Exception | None = None
+    exposed_s: float = 0.0
 
 
 @dataclass(kw_only=True)

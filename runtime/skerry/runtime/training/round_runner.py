@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Moved, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
+from skerry.runtime.log.round_summary import EXPOSED
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.ranks.interface import RankLost
 from skerry.runtime.training.current_round import CurrentRound
@@ -218,10 +219,12 @@ class RoundRunner:
         """Wait for an exchange's average; None after an error."""
         if exchange.job is None:
             self.flush()
+        began = self._session.clock.now()
         while exchange.job is not None and not _is_done(exchange.job, self._session.poll_every_s):
             self._log_follower.rescue.help_blocked_peers(self._log_follower.position)
         self._log_follower.rescue.help_blocked_peers(self._log_follower.position)
         average = None if exchange.job is None else exchange.job.result()
+        exchange.exposed_s += self._session.clock.now() - began
         return None if exchange.error is not None else average
 
     def fail(self, exchange: OpenExchange, error: Exception) -> None:
@@ -301,7 +304,7 @@ class RoundRunner:
             uploaded_bytes=usage.uploaded_bytes - self.round.usage.uploaded_bytes,
             downloaded_bytes=usage.downloaded_bytes - self.round.usage.downloaded_bytes,
             requests=usage.requests - self.round.usage.requests,
-            seconds=_total([average.seconds for average in averages]),
+            seconds=_seconds(averages, self.round.exchanges),
             telemetry=self.round.exchanges[0].trained.telemetry,
             abstained=self.round.veto,
         )
@@ -385,8 +388,10 @@ def _is_done(job: Future[Average | None], seconds: float) -> bool:
     return True
 
 
-def _total(parts: list[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
+def _seconds(averages: list[Average], exchanges: list[OpenExchange]) -> dict[str, float]:
+    """Of all exchanges of a round, by phase."""
+    phases = {name: sum(average.seconds[name] for average in averages) for name in averages[0].seconds}
+    return phases | {EXPOSED: sum(exchange.exposed_s for exchange in exchanges)}
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
