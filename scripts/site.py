@@ -54,6 +54,7 @@ MENU: Final = {
             "infra/sagemaker",
             "infra/vertex",
             "infra/kubernetes",
+            "infra/slurm",
             "infra/across-clouds",
         ),
         *("runtime/README", "images/README", "infra/skerry/testing/README", "infra/skerry/testing/google/README"),
