@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from tests.support.package_index import PackageIndex
 
 if TYPE_CHECKING:
@@ -95,3 +97,12 @@ def test_tree_with_changes_at_a_tag_is_refused(checkout: Path) -> None:
 def test_nothing_is_published_without_a_build(checkout: Path) -> None:
     printed = run("scripts/release", "publish", "http://127.0.0.1:9/", folder=checkout, code=1)
     assert "run scripts/release build" in printed
+
+
+def test_workflow_of_a_release_calls_verbs_that_exist() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    lines = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    called = re.findall(r"(scripts/\w+) (\w+)", lines)
+    assert {script for script, _ in called} == {"scripts/release", "scripts/image"}
+    for script, verb in called:
+        assert re.search(rf"^#   {verb}\b", (ROOT / script).read_text(), re.MULTILINE), (script, verb)
