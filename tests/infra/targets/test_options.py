@@ -92,6 +92,7 @@ VALID: Final = [
     ("sagemaker", "spot: true", "byo: {subnets: [subnet-0a], security_groups: [sg-0a]}"),
     *(("slurm", "file:///shared/runs", store) for store in ("s3://acme/runs", "gs://acme/runs")),
     ("slurm", "gpus: 1", "gpus: 1, login: ada@login.acme.org, container: apptainer, extra: ['--constraint=a100|h100']"),
+    ("kubernetes", "", "data: {corpus: 's3://acme-data/corpus', old: 'gs://acme-data/x'}"),
     ("slurm", "", "data: {corpus: /shared/corpus, old: 's3://acme-data/x'}"),
     ("slurm", "", "secrets: {HF_TOKEN: {google_secret: projects/acme/secrets/hf/versions/1}}"),
     *(

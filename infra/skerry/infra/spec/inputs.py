@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.errors import Problem
     from skerry.infra.spec.model import Replicas, Spec
+    from skerry.infra.spec.target_kinds import TargetOptions
     from skerry.infra.spec.yaml_document import Document, Where
 
 ENV: Final = "env"
@@ -297,7 +298,7 @@ def _place_problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]
         for name, where in _effective(document, group, SECRETS).items():
             yield from _secret_place(document, index, name, where, options.CLOUD)
         for name, where in _effective(document, group, DATA).items():
-            yield from _data_place(document, index, name, where, options.CLOUD)
+            yield from _data_place(document, index, name, where, options)
 
 
 def written_env(document: Document, index: int) -> dict[str, Where]:
@@ -330,16 +331,20 @@ def _secret_place(document: Document, index: int, name: str, where: Where, cloud
     yield document.problem(where, f"{why}: replicas[{index}] runs on {kind}; write e.g. {own}")
 
 
-def _data_place(document: Document, index: int, name: str, where: Where, cloud: Cloud) -> Iterator[Problem]:
-    text = document.value(where)
+def _data_place(
+    document: Document, index: int, name: str, where: Where, options: type[TargetOptions]
+) -> Iterator[Problem]:
+    text, cloud = document.value(where), options.CLOUD
     # This machine, and a site of the user's own, have what credentials and folders the user gives them.
-    if not isinstance(text, str) or cloud not in _WORDS or (_uri_problem(text) is not None):
+    if not isinstance(text, str) or _uri_problem(text) is not None:
         return
     of = _CLOUD_OF_SCHEME[urlsplit(text).scheme] if "://" in text else None
-    if of == cloud:
+    is_reached = of == cloud if cloud in _WORDS else of is not None or options.SEES_FOLDERS
+    if is_reached:
         return
     why = "is a folder of this machine" if of is None else f"is on {_WORDS[of]}"
     kind = document.value(("replicas", index, "target", "kind"))
-    own = f"replicas[{index}].data: {{{name}: {_DATA_EXAMPLES.get(cloud, '...')}}}"
-    text = f"{why}, which a job on {_WORDS[cloud]} cannot read: replicas[{index}] runs on {kind}"
+    example = _DATA_EXAMPLES["google" if cloud == "google" else "aws"]
+    own = f"replicas[{index}].data: {{{name}: {example}}}"
+    text = f"{why}, which a job on {_WORDS.get(cloud or '', kind)} cannot read: replicas[{index}] runs on {kind}"
     yield document.problem(where, f"{text}; copy it there and write e.g. {own}")

@@ -28,6 +28,8 @@ class TargetOptions(Section):
 
     CLOUD: ClassVar[str | None] = None
     """The cloud that its replicas run in as jobs; None means this machine."""
+    SEES_FOLDERS: ClassVar[bool] = True
+    """Its replicas may have the folders of the operator's machine; False where no job can."""
     EXAMPLE_IMAGE: ClassVar[str | None] = None
     """An image that its replicas could run, for error messages; None means that it runs no image."""
     SAMPLE: ClassVar[str | None] = None

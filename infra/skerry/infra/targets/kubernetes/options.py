@@ -48,6 +48,7 @@ class KubernetesTarget(TargetOptions):
     """Jobs of a Kubernetes cluster, each with one pod at a time. The cluster and its nodes are your own."""
 
     CLOUD: ClassVar[str | None] = "kubernetes"
+    SEES_FOLDERS: ClassVar[bool] = False
     EXAMPLE_IMAGE: ClassVar[str | None] = "ghcr.io/acme/skerry:gpu"
     SAMPLE: ClassVar[str | None] = "sample.yaml"
     RESERVED: ClassVar[tuple[str, ...]] = ("KUBERNETES_*",)
