@@ -43,7 +43,7 @@ DEVIATIONS = (
     Deviation(
         test="manager_integ_test.py::ManagerIntegTest::test_quorum_timeout",
         outcome="failed",
-        message="replica_id is needed, the same after a restart: it names the slot of this replica",
+        message="replica_id is needed for several ranks, the same on all of them and after a restart",
         reason="it gives no replica_id; torchft makes one up, which would be another replica after a restart",
     ),
     Deviation(

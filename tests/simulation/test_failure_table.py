@@ -168,7 +168,7 @@ def test_old_incarnation_that_wakes_after_an_hour_is_fenced(start: str) -> None:
         if event.actor == old.name and event.at > 3600 and event.what == "create" and event.outcome == "True"
     ]
     # What it had on the way lands, behind the record that could have listed it.
-    assert {key.split("/")[0] for key in landed} <= {"payloads", "contributions", "receipts"}
+    assert {key.split("/")[0] for key in landed} <= {"payloads", "contributions", "receipts", "checkpoints"}
     assert "r-1" not in simulation.checker.members[1] or start.startswith(("exchanges", "commits"))
 
 

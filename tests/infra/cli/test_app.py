@@ -206,8 +206,11 @@ def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
     ]
 
 
+NOT_OF_THE_SPEC = {"protocol", "nonce", "spec", "created", "store", "parent", "layout"}
+
+
 def test_every_fixed_field_of_run_json_has_a_name() -> None:
-    assert set(Run.model_fields) - set(run_record.FIXED) == {"protocol", "nonce", "spec", "created"}
+    assert set(Run.model_fields) - set(run_record.FIXED) == NOT_OF_THE_SPEC
 
 
 def test_status_shows_dead_replicas_as_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

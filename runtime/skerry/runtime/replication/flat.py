@@ -87,7 +87,7 @@ def flatten(
     data = on_host([span.bytes() for span in spans])
     groups: dict[object, list[int]] = {}
     for number, (span, host) in enumerate(zip(spans, data, strict=True)):
-        # torch.save refuses memory that is viewed as several dtypes.
+        # A pickle of the extension's own manager cannot hold memory that is viewed as several dtypes.
         is_small = host.numel() < SMALL
         groups.setdefault(plain[span.tensors[0]].dtype if is_small else number, []).append(number)
     views, buffers = dict[int, View](), list[torch.Tensor]()
