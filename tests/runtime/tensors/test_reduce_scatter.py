@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.tensors.payloads import BusyStore, filled, index_for, publish
+from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt
@@ -19,12 +20,13 @@ from skerry.runtime.log import keys
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
 from skerry.runtime.tensors.reduce import Workspace, average
-from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
+from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.layout import Codec
     from skerry.runtime.tensors.reduce import AverageResult
@@ -51,7 +53,9 @@ class Fleet:
     def scatter(self, mine: str | None, *, patient: bool = True) -> Scatter:
         return Scatter(round=0, exchange=0, decision=DECISION, rank=0, members=self.slots, mine=mine, patient=patient)
 
-    def reduce(self, mine: str | None, *, patient: bool = True) -> tuple[list[torch.Tensor], AverageResult]:
+    def reduce(
+        self, mine: str | None, *, patient: bool = True, clock: Clock | None = None
+    ) -> tuple[list[torch.Tensor], AverageResult]:
         """The outputs and cost of a replica of this slot, over the tensors that it has contributed."""
         row = self.rows[self.slots.index(mine)] if mine is not None else self.rows[0]
         own = [tensor.clone() for tensor in row]
@@ -60,7 +64,7 @@ class Fleet:
         scatter = self.scatter(mine, patient=patient)
         with closing(Workspace()) as workspace:
             cost = reduce_scatter(
-                self.store, scatter, sources, self.index, own, workspace=workspace, clock=SystemClock()
+                self.store, scatter, sources, self.index, own, workspace=workspace, clock=clock or SystemClock()
             )
         return own, cost
 
@@ -189,3 +193,23 @@ def test_small_or_few_contributions_are_gathered() -> None:
         *["all_gather"] * 2,
         "reduce_scatter",
     ]
+
+
+def test_an_hour_of_standstill_is_no_measure_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other member is dead, and its unit is made after some minutes, not after an hour and a half."""
+    fleet, clock = Fleet(large(), 2), FakeClock()
+    began = clock.now()
+    read, stood = fleet.store.read, list[float]()
+
+    def read_slowly(*arguments: object, **more: object) -> object:
+        if not stood:
+            stood.append(3600.0)
+            clock.advance(3600.0)
+        return read(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fleet.store, "read", read_slowly)
+    outputs, _ = fleet.reduce("r-0", clock=clock)
+    assert stood
+    assert clock.now() - began <= 3600.0 + MAX_PATIENCE_S + 1.0
+    monkeypatch.undo()
+    assert all(torch.equal(mine, whole) for mine, whole in zip(outputs, fleet.all_gather()[0], strict=True))

@@ -35,6 +35,8 @@ POLL_S: Final = 0.05
 """Seconds between two looks for units, at most: they follow one another, and a look is one request for each maker."""
 PATIENCE: Final = 1.5
 """How long a replica waits for others' units, in the time that it took for its own."""
+MAX_PATIENCE_S: Final = 300.0
+"""It waits no longer than this: an outage, or a machine that stood still, is no measure for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,8 @@ class _Work:
         began = self._clock.now()
         mine, profile = self._scatter.mine, self._store.profile
         self._make([unit for unit in self._missing if self._maker(unit) == mine], publish=True)
-        patience = max(PATIENCE * (self._clock.now() - began), 2 * profile.poll_cap) if self._scatter.patient else 0.0
+        own_s = self._clock.now() - began
+        patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, 2 * profile.poll_cap)) if self._scatter.patient else 0.0
         since = self._clock.now()
         while self._missing:
             late = self._clock.now() - since >= patience
