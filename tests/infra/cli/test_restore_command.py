@@ -162,7 +162,10 @@ def test_folder_that_was_moved_is_no_copy(places: Places) -> None:
     for island in places.islands:
         island.stop()
     shutil.move(places.folder / "east", places.folder / "elsewhere")
-    Island(open_store((places.folder / "elsewhere/my-run").as_uri()), "a").stop()
+    joined = Island(open_store((places.folder / "elsewhere/my-run").as_uri()), "a")
+    joined.join()
+    assert joined.manager.current_step() == ROUNDS
+    joined.stop()
 
 
 def test_up_refuses_a_mirror(tmp_path: Path, places: Places) -> None:

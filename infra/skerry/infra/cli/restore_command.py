@@ -61,7 +61,7 @@ class _Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class _Restored:
-    """A restore. uri: of the new run, None if none was made. ended: slots of the original that were told to end."""
+    """A restore. uri: of the new run, None if none was made. ended: slots of the original whose replicas will end."""
 
     run: str
     round: int
@@ -161,7 +161,7 @@ def _is_over(mirror: Mirror, progress: MirrorProgress) -> bool:
 
 
 def _next(mirror: Mirror, last: MirrorProgress, target: Store, *, as_json: bool) -> MirrorProgress:
-    """One more pass; a store that does not answer is told, and asked again."""
+    """Make one more pass; a store that does not respond is reported, and tried again."""
     try:
         progress = mirror.catch_up()
     except Retryable as error:
@@ -214,7 +214,7 @@ def _restore(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, a
         root, _, name = target.uri.rstrip("/").rpartition("/")
         print_lines(
             [
-                *([f"told to end at {plan.original}: {', '.join(ended)}"] if ended else []),
+                *([f"will end at {plan.original}: {', '.join(ended)}"] if ended else []),
                 *problems,
                 f"run {run.name} goes on at {target.uri}; write into its spec `store: {root}` and `run: {name}`",
                 "then start its replicas with `skerry up`, in a cloud with `skerry apply`",
@@ -225,14 +225,14 @@ def _restore(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, a
 
 
 def _end_original(plan: RestorePlan, restored_uri: str, clock: Clock) -> tuple[list[str], list[str]]:
-    """The slots that were told to end, and what went wrong."""
+    """Returns the slots whose replicas will end, and the problems."""
     if plan.original is None or plan.closed is None:
         return [], []
     try:
         original = open_store(plan.original, clock=clock, deadline_s=_DEADLINE_S)
         return end_original(original, plan, restored_uri, clock, operator_name()), []
     except (SkerryError, OSError) as error:
-        return [], [f"the replicas at {plan.original} could not be told to end: {error}; end them, or two runs go on"]
+        return [], [f"the replicas at {plan.original} could not be stopped: {error}; stop them, or two runs continue"]
 
 
 def _rehearse(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
