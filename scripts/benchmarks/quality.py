@@ -46,7 +46,8 @@ from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.layout import Index
 from skerry.runtime.tensors.payload_encoder import encode, spec_of
-from skerry.runtime.tensors.reduce import Source, Workspace, average
+from skerry.runtime.tensors.piece_sums import Workspace
+from skerry.runtime.tensors.reduce import Source, average
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -38,11 +38,11 @@ from skerry.runtime.log.records import (
     Member,
     Outcome,
     Receipt,
-    Run,
     Share,
     Telemetry,
     digest_of,
 )
+from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

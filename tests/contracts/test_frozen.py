@@ -11,7 +11,8 @@ from skerry.infra.cli import common, entry
 from skerry.infra.cli.app import app
 from skerry.runtime import contract, events
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import PROTOCOL, Run
+from skerry.runtime.log.records import PROTOCOL
+from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
     import click

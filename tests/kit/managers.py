@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 T = TypeVar("T")

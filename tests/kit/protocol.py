@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.runtime.log.log import RunLog, Stored, open_run
-from skerry.runtime.log.records import GENESIS, Abstention, Commit, Contribution, Decision, Heartbeat, Part, Run
+from skerry.runtime.log.records import GENESIS, Abstention, Commit, Contribution, Decision, Heartbeat, Part
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.protocol.exchange import ContributionDraft, Exchange
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.quorum import Grace, Policy

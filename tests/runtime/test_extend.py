@@ -21,7 +21,8 @@ from tests.kit.managers import (
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, Run, Settings, digest_of
+from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, digest_of
+from skerry.runtime.log.run_record import Run, Settings
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.store.memory import MemoryStore
 

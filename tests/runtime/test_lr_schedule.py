@@ -14,7 +14,8 @@ from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.contract import Contract
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Settings
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.log.run_record import Settings
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 PEAK, SYNC_EVERY = 0.1, 4

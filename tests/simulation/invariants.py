@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, World
 
     from skerry.runtime.checkpointing.garbage_collector import Retention
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store.memory import MemoryStore
 
 REPLACEABLE = (keys.HEARTBEATS,)

@@ -16,7 +16,8 @@ from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import Run, digest_of
+from skerry.runtime.log.records import digest_of
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors import reduce_scatter, reduced_unit

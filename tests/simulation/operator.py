@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Settings
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.open_session import SessionOptions
 

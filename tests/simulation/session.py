@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store.interface import Store
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.runtime.checkpointing.shared_state import State
-    from skerry.runtime.log.records import CheckpointManifest, Run
+    from skerry.runtime.log.records import CheckpointManifest
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 SUFFIXES: Final = (".safetensors", ".pt")

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.log.records import CodecSetting, Place, Reduction, Run
+    from skerry.runtime.log.records import Place, Reduction
+    from skerry.runtime.log.run_record import CodecSetting, Run
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Address

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.local_state import Stateful
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.ranks.interface import Address
     from skerry.runtime.replication.local_checkpoints import LocalCopies
 

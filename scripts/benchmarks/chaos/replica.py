@@ -36,7 +36,7 @@ from torchft.process_group import ProcessGroupGloo
 from chaos.faults import Faulty
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log.log import open_run
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore

@@ -20,7 +20,7 @@ from skerry.infra.run import local_preflight, run_record
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from skerry.infra.executors import Ending, Outer, ReplicaHandle
 from skerry.runtime import contract
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

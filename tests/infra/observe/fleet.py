@@ -14,7 +14,7 @@ from skerry.runtime.store.directory import DirectoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
 
 SLOTS = ("a-0", "a-1")
 

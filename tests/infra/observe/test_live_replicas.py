@@ -11,11 +11,12 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Member, Run
+from skerry.runtime.log.records import Member
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Phase
+    from skerry.runtime.log.run_record import Run
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page
-from skerry.runtime.log.records import GENESIS, Settings, Telemetry
+from skerry.runtime.log.records import GENESIS, Telemetry
 from skerry.runtime.log.round_summary import EXPOSED
+from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Outcome

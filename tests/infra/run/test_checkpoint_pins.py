@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
 
 ROUNDS = 4
 

@@ -17,7 +17,8 @@ from skerry.infra.run.extend_run import WantedChange
 from skerry.infra.spec import model
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Settings, digest_of
+from skerry.runtime.log.records import GENESIS, digest_of
+from skerry.runtime.log.run_record import Settings
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:

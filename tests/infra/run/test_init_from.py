@@ -20,7 +20,8 @@ from skerry.infra.spec import model
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.export import load
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import CheckpointManifest, Member, Run
+from skerry.runtime.log.records import CheckpointManifest, Member
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

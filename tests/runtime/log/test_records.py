@@ -23,10 +23,10 @@ from skerry.runtime.log.records import (
     Part,
     Place,
     Record,
-    Run,
     Share,
     digest_of,
 )
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.protocol.quorum import ObservedContribution, members
 
 PARTS = tuple(Part(digest=f"{number:032x}", header_bytes=1, total_bytes=2) for number in range(3))

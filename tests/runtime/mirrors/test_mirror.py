@@ -31,7 +31,7 @@ from skerry.runtime.mirrors.restorable import find_cut
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 ROUNDS = 4

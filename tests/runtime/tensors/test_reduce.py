@@ -21,7 +21,8 @@ from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import byte_view, encode
-from skerry.runtime.tensors.reduce import FEW_TENSORS, Workspace, average
+from skerry.runtime.tensors.piece_sums import FEW_TENSORS, Workspace
+from skerry.runtime.tensors.reduce import average
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,8 @@ from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
-from skerry.runtime.tensors.reduce import Workspace, average
+from skerry.runtime.tensors.piece_sums import Workspace
+from skerry.runtime.tensors.reduce import average
 from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.observe.run_view import RunView
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 STATUS_DEADLINE_S = 20.0

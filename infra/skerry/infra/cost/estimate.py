@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import Codec, codec_for
+from skerry.runtime.log.run_record import codec_for
 from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.cost.prices import Price, Prices
     from skerry.infra.provision.target import Rate
     from skerry.infra.spec.model import Limits, Spec
+    from skerry.runtime.log.records import Codec
 
 BILLION: Final = 1e9
 _GB: Final = 1e9

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target import Check
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.run.source_checkpoint import Source
-    from skerry.runtime.log.records import InitialModel
+    from skerry.runtime.log.run_record import InitialModel
 
 
 @dataclass(frozen=True, kw_only=True)

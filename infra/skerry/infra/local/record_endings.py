@@ -19,7 +19,7 @@ from skerry.runtime.log.records import Heartbeat, Member, Outcome, Record
 if TYPE_CHECKING:
     from skerry.infra.run.executor import Ending
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 R = TypeVar("R", bound=Record)

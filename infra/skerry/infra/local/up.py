@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

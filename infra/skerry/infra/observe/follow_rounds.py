@@ -18,8 +18,8 @@ from skerry.runtime.store.parallel import run_parallel
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from skerry.runtime.log.records import Run
     from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Entry, Store
 
 R = TypeVar("R", Contribution, Decision, Receipt)

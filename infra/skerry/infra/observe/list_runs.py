@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Run
+from skerry.runtime.log.records import Commit
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import list_folders, open_store
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Heartbeat, Run
+    from skerry.runtime.log.records import Heartbeat
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 _ENDED: Final = ("finished", "left", "failed")

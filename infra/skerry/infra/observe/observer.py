@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.history import RunHistory
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 # Reads of a look, after the first: a heartbeat of each replica and a few records. Small runs may read more, because

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.observe.participation import Participation, ReplicaParticipation
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 # So many absences that begin within so many rounds are one fault, and not one warning each.

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Settings, digest_of
+from skerry.runtime.log.records import GENESIS, digest_of
+from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from skerry.runtime.log.records import is_over
+from skerry.runtime.log.run_record import is_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from skerry.infra.report.curves import convergence, loss_curve, metric_curves
 from skerry.infra.report.facts import Code, Costs, Hardware, ReplicaFacts, ReportFacts, RoundFacts, Stretch, Traffic
 from skerry.infra.spec.store_uri import FILE
 from skerry.runtime.failure_text import shortened
-from skerry.runtime.log.records import codec_for
+from skerry.runtime.log.run_record import codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import ReplicaView, RoundView, RunView
     from skerry.infra.report.facts import State
-    from skerry.runtime.log.records import Run, Settings
     from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.run_record import Run, Settings
 
 # A page with more charts is no overview; the export has all of them.
 _METRICS: Final = 24

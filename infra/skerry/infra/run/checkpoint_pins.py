@@ -17,7 +17,7 @@ from skerry.runtime.log.records import CheckpointManifest, Pin
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

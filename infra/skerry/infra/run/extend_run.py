@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Settings
+from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
     from skerry.infra.observe.run_settings import RunSettings
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

@@ -12,7 +12,8 @@ from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
-from skerry.runtime.log.records import Elsewhere, Member, Outcome, Run
+from skerry.runtime.log.records import Member, Outcome
+from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 

@@ -15,7 +15,7 @@ from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import check_lives_here
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

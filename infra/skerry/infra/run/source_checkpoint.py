@@ -16,7 +16,8 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, InitialModel, Run, digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, digest_of
+from skerry.runtime.log.run_record import InitialModel, Run
 from skerry.runtime.tensors.payload_format import check_whole, index_from_headers
 
 if TYPE_CHECKING:

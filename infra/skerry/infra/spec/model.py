@@ -23,7 +23,8 @@ from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachi
 from skerry.infra.spec.validation_errors import problems_of
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import CodecSetting, Reduction  # noqa: TC001  pydantic reads it
+from skerry.runtime.log.records import Reduction  # noqa: TC001  pydantic reads it
+from skerry.runtime.log.run_record import CodecSetting  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Run, Telemetry
+    from skerry.runtime.log.records import Telemetry
+    from skerry.runtime.log.run_record import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import CheckpointManifest, InitialModel
+    from skerry.runtime.log.records import CheckpointManifest
+    from skerry.runtime.log.run_record import InitialModel
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store

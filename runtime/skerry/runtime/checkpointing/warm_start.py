@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.checkpointing.shared_state import State
-    from skerry.runtime.log.records import InitialModel
+    from skerry.runtime.log.run_record import InitialModel
     from skerry.runtime.store import Store
 
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.container.job_environment import Job, ReplicaSettings
     from skerry.runtime.contract import Contract
-    from skerry.runtime.log.records import Outcome, Run
+    from skerry.runtime.log.records import Outcome
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from urllib.parse import unquote, urlsplit
 
 from skerry.runtime.errors import Invalid, Moved
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Elsewhere
+from skerry.runtime.log.run_record import Elsewhere
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

@@ -21,10 +21,9 @@ from skerry.runtime.log.records import (
     Outcome,
     Receipt,
     Record,
-    Run,
-    Settings,
     digest_of,
 )
+from skerry.runtime.log.run_record import Run, Settings
 from skerry.runtime.store import Span
 from skerry.runtime.store.retrying import read_existing
 

@@ -14,7 +14,7 @@ from skerry.runtime.log.records import GENESIS
 
 if TYPE_CHECKING:
     from skerry.runtime.log.log import RunLog, Stored
-    from skerry.runtime.log.records import Settings
+    from skerry.runtime.log.run_record import Settings
 
 
 class RunSettings:

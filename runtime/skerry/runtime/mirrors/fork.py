@@ -23,19 +23,19 @@ from skerry.runtime.log.records import (
     Decision,
     Member,
     Outcome,
-    Parent,
     Receipt,
     Record,
-    Settings,
     digest_of,
 )
+from skerry.runtime.log.run_record import Parent, Settings
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.runtime.log.records import Part, Run
+    from skerry.runtime.log.records import Part
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 

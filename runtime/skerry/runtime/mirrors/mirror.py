@@ -14,16 +14,8 @@ from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
-from skerry.runtime.log.records import (
-    GENESIS,
-    CheckpointManifest,
-    Commit,
-    Contribution,
-    Decision,
-    Elsewhere,
-    Run,
-    digest_of,
-)
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
+from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_record_bytes, read_run
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, Run, digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.mirrors.mirror import complete_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.runtime.log.records import Part
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 

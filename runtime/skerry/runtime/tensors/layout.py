@@ -166,7 +166,7 @@ class PartLayout:
 class Index:
     """The tensors of one contribution or checkpoint, in order, and their codec. Raises Invalid if any is not supported.
 
-    layout: 2 has parts that are each encoded, sent and reduced as one (see `log.records.Run`). Hashes by its digest,
+    layout: 2 has parts that are each encoded, sent and reduced as one (see `log.run_record.Run`). Hashes by its digest,
     which is computed once: reuse the object between rounds.
     """
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store.interface import Store
     from skerry.runtime.tensors.layout import Index
-    from skerry.runtime.tensors.reduce import Source, Workspace
+    from skerry.runtime.tensors.piece_sums import Workspace
+    from skerry.runtime.tensors.reduce import Source
 
 POLL_S: Final = 0.05
 """Seconds between two looks for units, at most: they follow one another, and a look is one request for each maker."""

@@ -17,8 +17,9 @@ from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
+from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
-from skerry.runtime.tensors.reduce import Source, Workspace, average
+from skerry.runtime.tensors.reduce import Source, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 from skerry.runtime.training.contribution_writer import ContributionWriter

@@ -16,7 +16,8 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run
-from skerry.runtime.log.records import Heartbeat, Run, codec_for
+from skerry.runtime.log.records import Heartbeat
+from skerry.runtime.log.run_record import Run, codec_for
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
 from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Codec, CodecSetting, Phase, Place, Reduction
+    from skerry.runtime.log.records import Codec, Phase, Place, Reduction
+    from skerry.runtime.log.run_record import CodecSetting
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
 

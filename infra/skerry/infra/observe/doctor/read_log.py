@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, records
+from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ class RunRecords:
 
     uri: str
     nonce: str = ""
-    run: records.Run | None
+    run: Run | None
     members: Mapping[str, StoredRecord[records.Member]]
     heartbeats: Mapping[str, StoredRecord[records.Heartbeat]]
     contributions: Mapping[str, StoredRecord[records.Contribution]]
@@ -110,7 +111,7 @@ def read_log(store: Store) -> RunRecords:
         payloads = store.list(keys.PAYLOADS)
         heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
         outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
-        run = reader.record(records.Run, keys.RUN)
+        run = reader.record(Run, keys.RUN)
         log = RunRecords(
             uri=store.uri,
             run=None if run is None else run.record,
@@ -165,7 +166,7 @@ def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunR
         )
 
 
-def read_starts(store: Store, run: records.Run) -> RunRecords:
+def read_starts(store: Store, run: Run) -> RunRecords:
     """Read the starts of a run's replicas, their ends, and the heartbeats. Three listings, and a read per record.
 
     The result has no other records. Raises what the store raises.
@@ -178,7 +179,7 @@ def read_starts(store: Store, run: records.Run) -> RunRecords:
         return replace(no_records(store.uri, run), members=members, heartbeats=heartbeats, outcomes=outcomes)
 
 
-def no_records(uri: str, run: records.Run) -> RunRecords:
+def no_records(uri: str, run: Run) -> RunRecords:
     """The records of a run before anything of it was read."""
     return RunRecords(
         uri=uri,

@@ -1,0 +1,154 @@
+"""The records that say what a run is: run.json, later changes of its settings, and the runs it comes from or went to.
+
+A record's form and parsing are those of `records`. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from skerry.runtime.log.records import (
+    PROTOCOL,
+    Codec,
+    Count,
+    Extended,
+    Name,
+    Nonce,
+    Record,
+    Reduction,
+    Seconds,
+    Sha256,
+    Uri,
+    Xxh128,
+)
+
+CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "auto"]
+"""A codec, or auto: see `codec_for`."""
+
+
+def codec_for(setting: CodecSetting, *, is_local: bool) -> Codec:
+    """The codec of a run with this setting, the same for all its replicas (decision 0031).
+
+    is_local: no link lies between the replicas and their store.
+    """
+    if setting != "auto":
+        return setting
+    return "none" if is_local else "int8"
+
+
+class InitialModel(Record):
+    """The checkpoint of another run with whose model a run starts. Its objects are copied into the run, as `initial/`.
+
+    uri: of that run, for people. run: its nonce. round: closed rounds of the checkpoint. manifest: digest of the
+    checkpoint's manifest, which names all its bytes. states: the state of DiLoCo's fragments has one of these digests,
+    by the receipts of that round; () if they cover no fragments.
+    """
+
+    uri: Uri
+    run: Nonce
+    round: Count
+    manifest: Sha256
+    states: tuple[Xxh128, ...] = ()
+
+
+class Parent(Record):
+    """The run of which a run is the continuation, made from a mirror by `skerry restore`.
+
+    uri: of that run, for people. run: its nonce. round: how many of its closed rounds the copy has. commit: digest of
+    the last of their commits there, GENESIS for none; the copy's records name its own nonce, so its digests differ.
+    """
+
+    uri: Uri
+    run: Nonce
+    round: Count
+    commit: Sha256
+
+
+class Elsewhere(Record):
+    """elsewhere.json: the run under this prefix lives at another URI, so no replica may go on here.
+
+    why: "mirror": this is a copy of the run at `uri`, and `run` is its nonce. "moved": the run of this prefix, with
+    nonce `run`, was restored at `uri`, from `round` closed rounds on. by: for people.
+    """
+
+    why: Literal["mirror", "moved"]
+    uri: Uri
+    run: Nonce
+    round: Count
+    by: Name
+    created: str
+
+
+class Run(Extended):
+    """run.json: the settings that all replicas of a run share. Created once.
+
+    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work:
+    after `rounds`, the run continues until its commits have counted this much work; None ends it after `rounds`.
+    keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round. init_from: the
+    model to start with; None, and absent from the bytes, for that of the script. reduction: None, and absent, lets the
+    proposer of each exchange choose. store: the URI at which the run was started, if that is known; with it a copy that
+    was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
+    layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB.
+    """
+
+    protocol: Literal[1] = PROTOCOL
+    nonce: Nonce
+    name: Name
+    spec: Sha256 | None
+    slots: tuple[Name, ...]
+    rounds: Count | None
+    sync_every: Count
+    fragments: Annotated[int, Field(ge=1, le=1024)]
+    outer_lr: float
+    outer_momentum: float
+    min_replicas: Annotated[int, Field(ge=1)]
+    grace_s: Seconds
+    start_window_s: Seconds
+    checkpoint_every: Annotated[int, Field(ge=1)]
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    keep_unfinished_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    codec: CodecSetting
+    weighting: Literal["uniform", "tokens"]
+    max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    created: str
+    init_from: InitialModel | None = None
+    reduction: Reduction | None = None
+    store: Uri | None = None
+    parent: Parent | None = None
+    layout: Literal[2] | None = None
+    ADDED = ("init_from", "reduction", "store", "parent", "layout")
+
+    def is_over(self, closed: int, work: float) -> bool:
+        """True if the run ends after `closed` rounds with this work (see Commit)."""
+        return is_over(self.rounds, self.work, closed, work)
+
+
+class Settings(Record):
+    """Settings of a run from `from_round` on, in the place of those of run.json. Created once, by the operator.
+
+    number: the first has 1. previous: digest of the record before it, GENESIS for the first. from_round: never lower
+    than that of the record before it; `rounds` and `work` count at once. by: for people.
+    """
+
+    run: Nonce
+    number: Annotated[int, Field(ge=1)]
+    previous: Sha256
+    from_round: Count
+    rounds: Count | None
+    work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    outer_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)]
+    by: Name
+    created: str
+
+
+def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:
+    """True if a run of this many `rounds` and this `due` work ends after `closed` rounds with `work`."""
+    if rounds is None or closed < rounds:
+        return False
+    # Shares are no binary fractions: their sum may be off by the last binary digit, but never by an inner step.
+    return due is None or work >= due * (1 - 1e-9)
