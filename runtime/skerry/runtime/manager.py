@@ -27,7 +27,7 @@ from skerry.runtime.events import log_to_stderr
 from skerry.runtime.log.log import read_run
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
-from skerry.runtime.replication.local_checkpoints import LocalCheckpoints
+from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.store import open_store
 from skerry.runtime.training.allreduce_future import ExchangeWork, op_of
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Address
-    from skerry.runtime.replication.local_checkpoints import LocalCopies
     from skerry.runtime.store import Store
 
 T = TypeVar("T")
@@ -75,7 +74,8 @@ class ObjectStoreManager:
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
-    local_copies: where this replica keeps copies of its state on its machines, so that a restart needs the bucket less.
+    local_copies: where this replica keeps copies of its state on its machines, so that a restart needs the bucket less;
+    None for what run.json says (`peers`).
     reduction: see `log.records.Reduction`; "auto" chooses by members and bytes. place: the machine, for people.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
@@ -153,6 +153,8 @@ class ObjectStoreManager:
         log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
         self.session = join_run(store, replica_id, terms, self._clock, group)
+        run = self.session.log.run
+        local_copies = local_copies or LocalCopies.of_run(run)
         self._train = group.channel("train")
         self._state = SharedState(parameters_behind)
         self._trainer = TorchTrainer(self._state)
@@ -168,7 +170,7 @@ class ObjectStoreManager:
             ends_early=not terms.spares,
             near=None
             if local_copies is None
-            else LocalCheckpoints.open(local_copies, self.session.log.run.nonce, replica_id, self._clock, group),
+            else LocalCheckpoints.open(local_copies, run.nonce, replica_id, self._clock, group),
         )
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout

@@ -26,7 +26,7 @@ from skerry.runtime.log.records import (
     Share,
     digest_of,
 )
-from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.run_record import MirrorSettings, PeerCopies, Run
 from skerry.runtime.protocol.quorum import ObservedContribution, members
 
 PARTS = tuple(Part(digest=f"{number:032x}", header_bytes=1, total_bytes=2) for number in range(3))
@@ -165,3 +165,15 @@ def test_parts_of_all_ranks_are_the_parts(ranks: tuple[int, ...]) -> None:
     """A rank without tensors has no part."""
     parsed = Contribution.parse(changed(CONTRIBUTION, ranks=ranks), "contributions/x")
     assert tuple(part for rank in range(max(1, len(ranks))) for part in parsed.parts_of_rank(rank)) == PARTS
+
+
+@pytest.mark.parametrize("uris", [("s3://a/runs/x",), ("s3://a/runs/x/copy",), ("s3://b/x/", "s3://b/x"), ("s3://a",)])
+def test_mirror_needs_a_prefix_apart_from_the_run(uris: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="prefixes of their own"):
+        run_record(FakeClock(), store="s3://a/runs/x", mirrors=tuple(MirrorSettings(uri=uri) for uri in uris))
+
+
+def test_run_without_copies_has_the_bytes_of_before() -> None:
+    assert not {"peers", "mirrors"} & json.loads(run_record(FakeClock()).to_bytes()).keys()
+    kept = run_record(FakeClock(), peers=PeerCopies(), mirrors=(MirrorSettings(uri="s3://b/x", max_usd=5.0),))
+    assert Run.parse(kept.to_bytes(), "run.json") == kept

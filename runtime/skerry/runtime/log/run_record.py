@@ -5,9 +5,9 @@ A record's form and parsing are those of `records`. Does no I/O.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from skerry.runtime.log.records import (
     PROTOCOL,
@@ -81,6 +81,37 @@ class Elsewhere(Record):
     created: str
 
 
+class PeerCopies(Record):
+    """Copies of each replica's state at its own ranks, so that a lost machine is replaced without the bucket.
+
+    every_s: seconds between two saves of the current round. copies: ranks that hold a state, its own included; 1 makes
+    none at peers. apart: ranks that are lost together; None takes those of one machine. memory: in /dev/shm; else in a
+    temporary folder of the machine.
+    """
+
+    every_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    copies: Annotated[int, Field(ge=1)] = 2
+    apart: Annotated[int, Field(ge=1)] | None = None
+    memory: bool = True
+
+
+class MirrorSettings(Record):
+    """A copy of the run in another store, which its replicas keep.
+
+    uri: of the mirror itself, below which nothing else is. every: rounds between two checkpoints in it. each_round: log
+    and payloads are copied after each round, and not with a checkpoint only, so that no closed round is lost. private:
+    also what each replica alone has. max_usd: of all copies together, at usd_per_gb for each 10^9 bytes that leave the
+    store's region; then copying ends. None has no limit.
+    """
+
+    uri: Uri
+    every: Annotated[int, Field(ge=1)] = 1
+    each_round: bool = False
+    private: bool = True
+    max_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    usd_per_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
 class Run(Extended):
     """run.json: the settings that all replicas of a run share. Created once.
 
@@ -90,7 +121,8 @@ class Run(Extended):
     model to start with; None, and absent from the bytes, for that of the script. reduction: None, and absent, lets the
     proposer of each exchange choose. store: the URI at which the run was started, if that is known; with it a copy that
     was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
-    layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB.
+    layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB. peers, mirrors: copies of the run
+    that its replicas keep; None, and absent, for none.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -120,7 +152,17 @@ class Run(Extended):
     store: Uri | None = None
     parent: Parent | None = None
     layout: Literal[2] | None = None
-    ADDED = ("init_from", "reduction", "store", "parent", "layout")
+    peers: PeerCopies | None = None
+    mirrors: Annotated[tuple[MirrorSettings, ...], Field(min_length=1, max_length=16)] | None = None
+    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors")
+
+    @model_validator(mode="after")
+    def _mirrors_are_elsewhere(self) -> Self:
+        uris = [mirror.uri.rstrip("/") + "/" for mirror in self.mirrors or ()]
+        taken = [*uris, *([] if self.store is None else [self.store.rstrip("/") + "/"])]
+        if any(a.startswith(b) for i, a in enumerate(taken) for j, b in enumerate(taken) if i != j):
+            raise ValueError(f"mirrors need prefixes of their own, apart from the run's: {', '.join(uris)[:500]}")
+        return self
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.runtime.log.records import Part
-    from skerry.runtime.log.run_record import Run
+    from skerry.runtime.log.run_record import MirrorSettings, Run
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
@@ -79,6 +79,7 @@ class _Fork:
                 "parent": parent,
                 "store": target.uri,
                 "created": created,
+                "mirrors": self._mirrors(),
             }
         )
         if (existing := read_run(target)) is not None:
@@ -102,6 +103,12 @@ class _Fork:
         if existing is None or existing.nonce != self._nonce:
             raise Conflict(f"{target.uri} was given another run at the same time; name an empty prefix with --to")
         return existing
+
+    def _mirrors(self) -> tuple[MirrorSettings, ...] | None:
+        """Beside those of the original, which hold other records. The copy itself is none: it may be where this is."""
+        others = [mirror for mirror in self._cut.run.mirrors or () if mirror.uri.rstrip("/") != self._source.uri]
+        new = [mirror.model_copy(update={"uri": f"{mirror.uri.rstrip('/')}-{self._nonce[:8]}"}) for mirror in others]
+        return tuple(new) or None
 
     def _rewrite_settings(self) -> None:
         previous, number = GENESIS, 1

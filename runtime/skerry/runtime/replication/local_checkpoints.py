@@ -12,9 +12,12 @@ Every rank makes the same calls in the same order; saves run on one background t
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.near_copies import Kind, NearCopy
@@ -30,9 +33,9 @@ from skerry.runtime.store.directory import DirectoryStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     from skerry.runtime.clock import Clock
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store
 
@@ -52,6 +55,20 @@ class LocalCopies:
     copies: int = 2
     apart: int | None = None
     every: timedelta = timedelta(seconds=30)
+
+    @classmethod
+    def of_run(cls, run: Run) -> Self | None:
+        """The copies that run.json asks for; None if it has no `peers`."""
+        if (peers := run.peers) is None:
+            return None
+        memory = Path("/dev/shm")  # noqa: S108  what is loaded from it is compared with the digests in the bucket
+        folder = memory if peers.memory and memory.is_dir() else Path(tempfile.gettempdir())
+        return cls(
+            folder=folder / f"skerry-{os.getuid()}",
+            copies=peers.copies,
+            apart=peers.apart,
+            every=timedelta(seconds=peers.every_s),
+        )
 
 
 class LocalCheckpoints:
