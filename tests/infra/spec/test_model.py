@@ -40,6 +40,8 @@ replicas:
     target: {kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge], gpus: 1}
 """
 
+MIRRORED = f"{BATCH}replication: [{{to: gs://acme-dr/runs}}]\n"
+
 
 def write(folder: Path, text: str) -> Path:
     path = folder / "skerry.yaml"
@@ -231,6 +233,12 @@ FREE_IN_JOBS = (
         (GOOD, (*FREE, "replicas[0].target.threads=2"), True),
         (BATCH, FIXED, False),
         (BATCH, (*FREE, *FREE_IN_JOBS), True),
+        (
+            MIRRORED,
+            ("replication[0].every=5", "replication[0].log=every round", "replication[0].to=gs://acme-2/x"),
+            False,
+        ),
+        (MIRRORED, ("replication[0].region=europe-west1", "replication[0].byo.bucket=true"), True),
     ],
 )
 def test_digest_covers_only_what_run_json_fixes(

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, Val
 from pydantic_core import PydanticCustomError
 
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.spec import consistency, inputs, store_uri, yaml_document
+from skerry.infra.spec import consistency, further_places, inputs, store_uri, yaml_document
 from skerry.infra.spec.section import Duration, Section, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
@@ -27,7 +27,7 @@ from skerry.runtime.log.records import Reduction  # noqa: TC001  pydantic reads 
 from skerry.runtime.log.run_record import CodecSetting  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from skerry.infra.errors import Problem
@@ -85,8 +85,7 @@ class Outer(Section):
     """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
     codec: Annotated[CodecSetting, Field(examples=["int8"])] = "none"
     """How pseudo-gradients are encoded: as they are, as bfloat16 with half the bytes, or in blocks of 8, 4 or 2 bits an
-    element, with a quarter, an eighth or a sixteenth of the bytes. auto is int8 in a bucket and none in a folder.
-    sparse (experimental) sends one element in 64 and the rest later; it needs lr: 1 and momentum: 0."""
+    element, with a quarter, an eighth or a sixteenth of the bytes. auto is int8 in a bucket and none in a folder."""
     reduction: Annotated[Literal["auto"] | Reduction, Field(examples=["auto"])] = "auto"
     """How contributions are averaged: all_gather, every replica reads all of them; reduce_scatter, every replica
     averages a share and reads the other shares; auto chooses by the number of replicas and bytes in each exchange."""
@@ -202,6 +201,9 @@ class Spec(Section):
     earlier round. The run must be finished unless a round is named. null starts with the model of the script."""
     faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
     """Tolerated faults and waiting times."""
+    replication: further_places.Lines = ()
+    """Further places that can carry the run on when its store, or a machine, is lost. Fixed when the run starts, except
+    for `region` and `byo`."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
     """The groups of replicas, in the order in which replicas are numbered."""
     state: Annotated[str, AfterValidator(store_uri.as_store), Field(examples=["file://.skerry/state"])] | None = None
@@ -272,6 +274,17 @@ class SpecFile:
         return self.folder / WORK_FOLDER / self.spec.run
 
     @property
+    def peers(self) -> further_places.FurtherPlace | None:
+        """The line of copies at peers; None without one."""
+        return next((line for line in self.spec.replication if line.is_peers), None)
+
+    @property
+    def mirrors(self) -> Mapping[str, further_places.FurtherPlace]:
+        """The lines of mirrors, by the URI of the mirror itself, in the order of the spec."""
+        lines = [line for line in self.spec.replication if not line.is_peers]
+        return {store_uri.run_uri(self.folder, line.to, self.spec.run): line for line in lines}
+
+    @property
     def state_uri(self) -> str | None:
         """The URI of the state of the run's resources; None means with the run itself."""
         state = self.spec.state
@@ -313,6 +326,11 @@ class SpecFile:
         }
         if self.source is not None:  # without one, the digest is as before runs could start from others
             fixed["init_from"] = self.source
+        if self.spec.replication:  # as before there were mirrors
+            moving = {"__all__": {"region", "byo"}}
+            fixed["replication"] = self.spec.model_dump(
+                mode="json", include={"replication"}, exclude={"replication": moving}
+            )
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -371,7 +389,8 @@ def load(
         problems += problems_of(model, error, written)
     try:
         own = (functools.partial(part.problems, kinds=kinds) for part in (consistency, inputs))
-        for check in (*own, *checks):
+        further = functools.partial(further_places.problems, kinds=kinds, folder=path.absolute().parent)
+        for check in (*own, further, *checks):
             # A value that already has a problem gets no second one.
             taken = {(problem.place, problem.path) for problem in problems}
             problems += [problem for problem in check(written) if (problem.place, problem.path) not in taken]

@@ -7,7 +7,7 @@ I/O.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast, get_args
 
 from pydantic import Field
 
@@ -56,6 +56,16 @@ class TargetOptions(Section):
     def place(self) -> Place:
         """The machines of a group with these options, as far as the spec decides them."""
         return Place(cloud=self.CLOUD or "local")
+
+    @classmethod
+    def written_ranks(cls, document: Document, index: int) -> int | None:
+        """The ranks of a replica of this group, as far as the document decides them. index: of the group."""
+        if cls.CLOUD is None:
+            return 1
+        field = cls.model_fields.get("gpus")
+        gpus = document.integer(("replicas", index, "target", "gpus"))
+        gpus = gpus if gpus is not None or field is None else cast("int | None", field.default)
+        return None if gpus is None else max(1, gpus)
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
