@@ -43,7 +43,7 @@ COMMANDS = {
         "--follow",
         "--json",
     },
-    "restore": {"--to", "--at", "--dry-run", "--rehearse", "--auto-approve", "--json"},
+    "restore": {"--set", "--to", "--at", "--dry-run", "--rehearse", "--auto-approve", "--json"},
     "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},

@@ -44,6 +44,9 @@ AWS_AUDIENCE = "SKERRY_AWS_AUDIENCE"
 GOOGLE_AUDIENCE = "SKERRY_GOOGLE_AUDIENCE"
 """The workload identity provider for a job on AWS: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
 
+BUCKET_REGION = "SKERRY_BUCKET_REGION_"
+"""Followed by a number: `bucket=region` of a bucket in S3 that is not in AWS_REGION, such as that of a mirror."""
+
 SECRET = "SKERRY_SECRET_"  # noqa: S105  the start of a name
 """Followed by a variable's name: the reference of a secret that `skerry-replica run` fetches and sets as that variable.
 `aws_secretsmanager:ARN`, `aws_ssm:ARN` or `google_secret:projects/P/secrets/S/versions/V`; with `#KEY`, the text at

@@ -20,6 +20,7 @@ from tests.kit.managers import (
     wait_until_saved,
 )
 
+from skerry.infra.spec import further_places
 from skerry.runtime.errors import Invalid, Moved
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
@@ -185,3 +186,58 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"{ROUNDS} of {ROUNDS} rounds, checkpoint {ROUNDS}" in done.output
     stop_managers()
+
+
+def write_spec_of(places: Places, lines: str) -> Path:
+    """The spec of the run of `places`, with these mirrors."""
+    (places.folder / "code").mkdir()
+    (places.folder / "code/train.py").write_text("print(1)\n")
+    path = places.folder / "skerry.yaml"
+    path.write_text(
+        f"run: my-run\nstore: file://east\ncode: {{path: code, command: [python, train.py]}}\nouter: {{rounds: null}}\n"
+        f"replicas: [{{name: a, count: 2, target: {{kind: local}}}}]\nreplication:\n{lines}"
+    )
+    return path
+
+
+def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # both would be other machines
+    spec = write_spec_of(places, "  - {to: file://west, every: 9}\n  - {to: file://south, log: every round}\n")
+    done = skerry("replicate", spec)
+    assert done.exit_code == 0, done.output
+    assert [line.partition(":")[2].split(",")[0] for line in done.output.splitlines()] == [
+        f"{places.mirror.removeprefix('file:')}: 3 of 3 rounds",
+        f"{(places.folder / 'south/my-run').as_uri().removeprefix('file:')}: 3 of 3 rounds",
+    ]
+    places.train(ROUNDS + 2)
+    assert skerry("replicate", spec, "--to", (places.folder / "south").as_uri()).exit_code == 0
+    for island in places.islands:
+        with suppress(OSError):
+            island.stop()
+    shutil.rmtree(places.folder / "east")
+    same = skerry("restore", spec, "--to", (places.folder / "south/my-run").as_uri())
+    assert "give the new one another name" in same.output
+    done = skerry("restore", spec)
+    assert done.exit_code == 0, done.output
+    assert f"goes on from round {ROUNDS + 2}" in done.output
+    assert f"keep only these lines of its `replication:`: {places.mirrors}" in done.output
+    store = open_store((places.folder / "south/my-run-restored").as_uri())
+    run = read_run(store)
+    assert run is not None
+    assert [(mirror.uri, mirror.every) for mirror in run.mirrors or ()] == [(f"{places.mirrors}/my-run-restored", 9)]
+    # The changed spec goes on with the restored run, and with its mirror.
+    changed = spec.read_text().replace("run: my-run", "run: my-run-restored").replace("file://east", "file://south")
+    spec.write_text(changed.replace("  - {to: file://south, log: every round}\n", ""))
+    replicated = skerry("replicate", spec)
+    assert replicated.exit_code == 0, replicated.output
+    assert f"{places.mirrors}/my-run-restored: {ROUNDS + 2} of {ROUNDS + 2} rounds" in replicated.output
+
+
+def test_spec_without_mirrors_is_refused_with_the_next_step(places: Places) -> None:
+    spec = write_spec_of(places, "")
+    for command in ("replicate", "restore"):
+        refused = skerry(command, spec)
+        assert refused.exit_code == 2
+        assert "the spec names no mirror; write `replication: [{to: gs://bucket/prefix}]`" in refused.output
+    for island in places.islands:
+        island.stop()

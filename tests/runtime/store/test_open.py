@@ -14,7 +14,7 @@ from tests.support.s3server import S3Server
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.store import Data, list_folders, open_store
+from skerry.runtime.store import Data, list_folders, obstore_clients, open_store
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.probe import ABANDONED_S, PREFIX, probe
 
@@ -190,3 +190,11 @@ def test_probe_that_loses_its_object_to_another_one_passes() -> None:
 
 def test_probe_prefix_is_the_one_in_keys() -> None:
     assert PREFIX == keys.PROBE
+
+
+def test_bucket_of_a_mirror_is_signed_for_in_its_own_region() -> None:
+    environment = {"AWS_REGION": "us-east-1", "SKERRY_BUCKET_REGION_0": "acme-west=us-west-2"}
+    regions = {
+        bucket: obstore_clients._s3_config(bucket, environment, "").get("region") for bucket in ("acme", "acme-west")
+    }
+    assert regions == {"acme": "us-east-1", "acme-west": "us-west-2"}

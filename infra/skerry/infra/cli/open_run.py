@@ -11,14 +11,17 @@ from skerry.infra import targets
 from skerry.infra.cli.common import is_uri, run_uri
 from skerry.infra.deploy.deployment import prepare
 from skerry.infra.run import local_preflight
+from skerry.infra.run.run_record import mirror_settings
 from skerry.infra.spec import model
+from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from skerry.infra.deploy.deployment import Deployment
     from skerry.runtime.clock import Clock
+    from skerry.runtime.log.run_record import MirrorSettings
     from skerry.runtime.store import Store
 
 _DEADLINE_S: Final = 20.0
@@ -39,3 +42,38 @@ def open_run(run: str, overrides: Sequence[str], clock: Clock) -> OpenedRun:
         deployment = prepare(spec, clock, os.environ)
         return OpenedRun(store=deployment.open_store(), deployment=deployment)
     return OpenedRun(store=open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlaces:
+    """A run and the mirrors that its spec names. open_at: opens the prefix of a mirror, or of another run."""
+
+    run: Store
+    lines: tuple[MirrorSettings, ...]
+    open_at: Callable[[str], Store]
+
+    @property
+    def mirrors(self) -> tuple[MirrorSettings, ...]:
+        """The mirrors of the spec, at least one. Raises Invalid without any."""
+        if not self.lines:
+            raise Invalid(
+                "the spec names no mirror; write `replication: [{to: gs://bucket/prefix}]` into it, or name the URI"
+            )
+        return self.lines
+
+
+def open_places(run: str, overrides: Sequence[str], clock: Clock) -> RunPlaces:
+    """The run, named by its spec or its URI, and its mirrors; a run that is named by its URI has none here."""
+    opened = open_run(run, overrides, clock)
+
+    def open_at(uri: str) -> Store:
+        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S)
+
+    if is_uri(run):
+        return RunPlaces(run=opened.store, lines=(), open_at=open_at)
+    spec = model.load(Path(run), targets.kinds(), overrides)
+    return RunPlaces(
+        run=opened.store,
+        lines=mirror_settings(spec, {}),
+        open_at=open_at if opened.deployment is None else opened.deployment.open_source,
+    )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -> Iterator[Text]:
     """The deletions, and what is kept."""
     yield Text(f"destroy {run}", style="bold")
-    kept = {bucket.address, *removal.in_use}
+    kept = {bucket.address, *(mirror.bucket.address for mirror in removal.mirrors), *removal.in_use}
     deletions = [change for change in removal.plan.changes if change.address not in kept]
     yield from change_lines([replace(change, because="") for change in deletions])
     for record in removal.strays:
@@ -28,6 +28,11 @@ def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -
             yield Text(f"  - {record.kind} {record.name}: has the run's tag but is not in the state", style="red")
     for address, contents in removal.in_use.items():
         yield Text(f"  = {address} holds {contents}: kept, because other runs may use it", style="dim")
+    for mirror in removal.mirrors:
+        whole = data and mirror.ours and not mirror.foreign_objects
+        text = "deleted with its bucket" if whole else "deleted" if data else "kept: `--data` deletes it"
+        line = f"  {'-' if data else '='} the mirror at {mirror.uri} holds {mirror.contents}: {text}"
+        yield Text(line, style="red" if data else "dim")
     if removal.contents.objects:
         goes = data and not removal.foreign_objects
         text = "deleted with its contents" if goes else "kept" if data else "kept: `--data` deletes it"

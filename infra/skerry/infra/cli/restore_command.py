@@ -19,27 +19,36 @@ from skerry.infra.cli.common import (
     errors_as_exit_codes,
     is_uri,
     print_lines,
-    run_uri,
     to_json,
 )
 from skerry.infra.cli.interrupts import on_signal
+from skerry.infra.cli.open_run import open_places
 from skerry.infra.cli.run_text import megabytes
 from skerry.infra.errors import in_short
 from skerry.infra.local.destroy import clear_prefix
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.observe.doctor.examine import examine_store
-from skerry.infra.run.restore_run import default_target, end_original, plan_restore, restore
+from skerry.infra.run.restore_run import (
+    best_mirror,
+    default_target,
+    end_original,
+    mirrors_of_fork,
+    plan_restore,
+    restore,
+)
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
+from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.infra.cli.open_run import RunPlaces
     from skerry.infra.run.restore_run import RestorePlan
     from skerry.runtime.clock import Clock
-    from skerry.runtime.mirrors.mirror import MirrorProgress
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 _DEADLINE_S: Final = 20.0
@@ -78,33 +87,47 @@ def replicate(
     run: RunName = str(DEFAULT_SPEC),
     overrides: Overrides = None,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The other store: the mirror is STORE/name-of-run.")],
-    every: Annotated[int, typer.Option(min=1, help="Rounds between two copied checkpoints.")] = 1,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="STORE", help="The other store: the mirror is STORE/name-of-run. Else the spec's."
+        ),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="With --to: rounds between two copied checkpoints.")] = 1,
     payloads: Annotated[
-        bool, typer.Option(help="Copy what the rounds after the last checkpoint need: no closed round is lost.")
+        bool,
+        typer.Option(help="With --to: copy what the rounds after the last checkpoint need, so that none is lost."),
     ] = True,
-    private: Annotated[bool, typer.Option(help="Copy the state that each replica alone has.")] = True,
+    private: Annotated[bool, typer.Option(help="With --to: copy the state that each replica alone has.")] = True,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a run to another store, from which `restore` can continue it. Repeat it, or --follow, to keep it near."""
     with errors_as_exit_codes(as_json=as_json), on_signal(_interrupt):
         clock = SystemClock()
-        source = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
-        target = open_store(mirror_uri(to, source.uri), clock=clock, deadline_s=_DEADLINE_S)
-        options = MirrorOptions(every=every, payloads=payloads, private=private)
-        mirror = Mirror(source, target, clock, options, by=operator_name())
-        progress = mirror.catch_up()
-        _show(progress, target, as_json=as_json and not follow)
-        while follow and not _is_over(mirror, progress):
+        places = open_places(run, overrides or (), clock)
+        if to is not None:
+            uri = mirror_uri(to, places.run.uri)
+            settings = (MirrorSettings(uri=uri, every=every, each_round=payloads, private=private),)
+        else:
+            settings = places.mirrors
+        copies = [_Copy(places, each, clock) for each in settings]
+        for copy in copies:
+            copy.show(as_json=as_json and not follow)
+        while follow and not all(copy.is_over for copy in copies):
             clock.pause(_LOOK_S)
-            progress = _next(mirror, progress, target, as_json=as_json)
+            for copy in copies:
+                copy.catch_up(as_json=as_json)
         if follow and as_json:
-            _show(progress, target, as_json=True)
+            for copy in copies:
+                copy.show(as_json=True)
 
 
 def restore_run(
-    mirror: Annotated[str, typer.Argument(metavar="MIRROR", help="The URI of the mirror, or of another copy.")],
+    mirror: Annotated[
+        str, typer.Argument(metavar="MIRROR", help="The URI of the mirror or of another copy, or the spec.")
+    ] = str(DEFAULT_SPEC),
+    overrides: Overrides = None,
     *,
     to: Annotated[
         str | None, typer.Option("--to", metavar="URI", help="The new run's own prefix. MIRROR-restored otherwise.")
@@ -121,12 +144,16 @@ def restore_run(
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
 
-        def open_at(uri: str) -> Store:
-            return open_store(uri, clock=clock, deadline_s=_DEADLINE_S)
+        places = None if is_uri(mirror) else open_places(mirror, overrides or (), clock)
 
-        if not is_uri(mirror):
-            raise Invalid(f"not a URI: {mirror}; name the mirror as `skerry replicate` printed it")
-        source = open_at(mirror.rstrip("/"))
+        def open_at(uri: str) -> Store:
+            return open_store(uri, clock=clock, deadline_s=_DEADLINE_S) if places is None else places.open_at(uri)
+
+        source = (
+            open_at(mirror.rstrip("/"))
+            if places is None
+            else best_mirror([places.open_at(each.uri) for each in places.mirrors], at)
+        )
         plan = plan_restore(source, at, open_at)
         if not as_json:
             print_lines(_plan_lines(plan))
@@ -141,7 +168,9 @@ def restore_run(
             target = open_at((to or default_target(source.uri)).rstrip("/"))
             if not yes and plan.closed is not None:
                 confirm(f"The replicas at {plan.original} will end. Restore to {target.uri}?", flag="--auto-approve")
-            _restore(source, plan, target, clock, as_json=as_json)
+            lines = () if places is None else places.lines
+            mirrors = mirrors_of_fork(lines, plan.cut.run, target.uri)
+            _restore(source, plan, target, clock, mirrors, as_json=as_json)
 
 
 def mirror_uri(store: str, run: str) -> str:
@@ -155,38 +184,49 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def _is_over(mirror: Mirror, progress: MirrorProgress) -> bool:
-    rounds = mirror.run.rounds
-    return rounds is not None and progress.copied >= rounds and progress.checkpoint == progress.copied
+class _Copy:
+    """A mirror that this process brings up to date."""
 
+    def __init__(self, places: RunPlaces, settings: MirrorSettings, clock: Clock) -> None:
+        self._target = places.open_at(settings.uri)
+        options = MirrorOptions(every=settings.every, payloads=settings.each_round, private=settings.private)
+        self._mirror = Mirror(places.run, self._target, clock, options, by=operator_name())
+        self._progress = self._mirror.catch_up()
 
-def _next(mirror: Mirror, last: MirrorProgress, target: Store, *, as_json: bool) -> MirrorProgress:
-    """Make one more pass; a store that does not respond is reported, and tried again."""
-    try:
-        progress = mirror.catch_up()
-    except Retryable as error:
-        typer.echo(f"{target.uri}: behind: {in_short(error)}; trying again", err=True)
-        return last
-    if progress != last and not as_json:
-        _show(progress, target, as_json=False)
-    return progress
+    @property
+    def is_over(self) -> bool:
+        """True if all of the run is in the mirror, and the run is over."""
+        rounds, progress = self._mirror.run.rounds, self._progress
+        return rounds is not None and progress.copied >= rounds and progress.checkpoint == progress.copied
 
+    def catch_up(self, *, as_json: bool) -> None:
+        """Make one more pass; a store that does not respond is reported, and tried again."""
+        try:
+            progress = self._mirror.catch_up()
+        except Retryable as error:
+            typer.echo(f"{self._target.uri}: behind: {in_short(error)}; trying again", err=True)
+            return
+        has_more, self._progress = progress != self._progress, progress
+        if has_more and not as_json:
+            self.show(as_json=False)
 
-def _show(progress: MirrorProgress, target: Store, *, as_json: bool) -> None:
-    copied = _Copied(
-        uri=target.uri,
-        rounds=progress.rounds,
-        copied=progress.copied,
-        checkpoint=progress.checkpoint,
-        objects=progress.objects,
-        bytes=progress.bytes,
-    )
-    if as_json:
-        typer.echo(to_json(copied))
-        return
-    state = "no checkpoint yet" if copied.checkpoint is None else f"checkpoint {copied.checkpoint}"
-    amount = f"{copied.objects} objects, {megabytes(copied.bytes)}"
-    typer.echo(f"{copied.uri}: {copied.copied} of {copied.rounds} rounds, {state}; copied {amount}")
+    def show(self, *, as_json: bool) -> None:
+        """Print the state of the mirror."""
+        progress = self._progress
+        copied = _Copied(
+            uri=self._target.uri,
+            rounds=progress.rounds,
+            copied=progress.copied,
+            checkpoint=progress.checkpoint,
+            objects=progress.objects,
+            bytes=progress.bytes,
+        )
+        if as_json:
+            typer.echo(to_json(copied))
+            return
+        state = "no checkpoint yet" if copied.checkpoint is None else f"checkpoint {copied.checkpoint}"
+        amount = f"{copied.objects} objects, {megabytes(copied.bytes)}"
+        typer.echo(f"{copied.uri}: {copied.copied} of {copied.rounds} rounds, {state}; copied {amount}")
 
 
 def _plan_lines(plan: RestorePlan) -> list[str]:
@@ -204,9 +244,19 @@ def _plan_lines(plan: RestorePlan) -> list[str]:
     return [*lines, *(f"not used: {reason}" for reason in cut.skipped)]
 
 
-def _restore(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
+def _restore(
+    source: Store,
+    plan: RestorePlan,
+    target: Store,
+    clock: Clock,
+    mirrors: tuple[MirrorSettings, ...],
+    *,
+    as_json: bool,
+) -> None:
     with Console(stderr=True).status("copying") as status:
-        run = restore(source, plan, target, clock, lambda done: status.update(f"{done} of {plan.cut.round} rounds"))
+        run = restore(
+            source, plan, target, clock, mirrors, lambda done: status.update(f"{done} of {plan.cut.round} rounds")
+        )
     ended, problems = _end_original(plan, target.uri, clock)
     if as_json:
         typer.echo(to_json(_result(plan, target.uri, ended, problems)))
@@ -217,11 +267,20 @@ def _restore(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, a
                 *([f"will end at {plan.original}: {', '.join(ended)}"] if ended else []),
                 *problems,
                 f"run {run.name} goes on at {target.uri}; write into its spec `store: {root}` and `run: {name}`",
+                *_spec_lines(run),
                 "then start its replicas with `skerry up`, in a cloud with `skerry apply`",
             ]
         )
     if problems:
         raise typer.Exit(FAILED)
+
+
+def _spec_lines(run: Run) -> list[str]:
+    """Describes the `replication:` of a restored run, which cannot be a mirror of itself."""
+    kept = [mirror.uri.rpartition("/")[0] for mirror in run.mirrors or ()]
+    if kept:
+        return [f"keep only these lines of its `replication:`: {', '.join(kept)}"]
+    return ["remove the stores from its `replication:`; `skerry replicate --to STORE --follow` keeps a new mirror"]
 
 
 def _end_original(plan: RestorePlan, restored_uri: str, clock: Clock) -> tuple[list[str], list[str]]:
@@ -238,7 +297,7 @@ def _end_original(plan: RestorePlan, restored_uri: str, clock: Clock) -> tuple[l
 def _rehearse(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
     try:
         with Console(stderr=True).status(f"restoring to {target.uri}"):
-            restore(source, plan, target, clock)
+            restore(source, plan, target, clock, ())
             examination = examine_store(target, on_progress=lambda _done, _whole: None)
     finally:
         clear_prefix(target)

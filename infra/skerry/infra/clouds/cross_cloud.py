@@ -18,7 +18,7 @@ from skerry.infra.clouds.aws.policies import Statement, replica_policy
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.home import place
-from skerry.infra.clouds.google.replica_rules import replica_rules
+from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
 from skerry.infra.clouds.google.services import service
 from skerry.infra.clouds.google.workload_identity import (
     MOST_SUBJECT_BYTES,
@@ -34,7 +34,7 @@ from skerry.runtime.contract import AWS_AUDIENCE, AWS_ROLE, GOOGLE_AUDIENCE
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.provision.graph import Resource, Text
@@ -75,17 +75,28 @@ class CrossCloudAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class GoogleStore:
-    """A run's store in Cloud Storage. number: of its project. prefix: the run's, within the bucket."""
+    """A run's places in Cloud Storage. number: of its project. prefix: the run's, within the bucket.
+
+    bucket: None if the store is elsewhere. mirrors: buckets with the prefixes of mirrors in them.
+    """
 
     number: str
-    bucket: Resource
+    bucket: Resource | None
     prefix: str
+    mirrors: tuple[tuple[Resource, str], ...] = ()
 
 
 def google_store(home: GoogleHome, context: RunContext) -> GoogleStore:
-    """The store of a run in the home's cloud. Reads the project's number."""
-    _, prefix = place(context.run_uri)
-    return GoogleStore(number=home.google.identity().number, bucket=home.resources(context)[0], prefix=prefix)
+    """The store and the mirrors of a run in the home's cloud. Reads the project's number."""
+    is_home = context.run_uri.startswith("gs://")
+    return GoogleStore(
+        number=home.google.identity().number,
+        bucket=home.resources(context)[0] if is_home else None,
+        prefix=place(context.run_uri)[1] if is_home else "",
+        mirrors=tuple(
+            (bucket, mirror.prefix) for bucket, mirror in zip(home.mirrors(context), context.mirrors("gs"), strict=True)
+        ),
+    )
 
 
 def google_into_aws(
@@ -93,16 +104,23 @@ def google_into_aws(
     guest: ForeignReplica,
     *,
     account: str,
-    bucket_arn: Text,
+    bucket_arn: Text | None,
     prefix: str,
-    region: str,
+    region: Text,
     email: Text,
     unique_id: Text,
+    mirrors: tuple[Statement, ...] = (),
 ) -> CrossCloudAccess:
     """Access of jobs on Google, with one service account, to a store in S3.
 
-    account: of AWS. prefix: the run's, within the bucket. region: the bucket's. email, unique_id: of the account.
+    account: of AWS. bucket_arn: None if the store is not in S3. prefix: the run's, within the bucket. region: the
+    bucket's. email, unique_id: of the account. mirrors: the permissions on mirrors in S3.
     """
+    policies: dict[str, tuple[Statement, ...]] = {}
+    if bucket_arn is not None:
+        policies["replica"] = replica_policy(bucket_arn=bucket_arn, prefix=prefix, slots=guest.slots, group=guest.group)
+    if mirrors:
+        policies["mirrors"] = mirrors
     audience = f"skerry/{account}/{context.stem}"
     role = Role(
         key=guest.key,
@@ -110,9 +128,7 @@ def google_into_aws(
         region="",
         why=f"what {guest.part} may do in the store, from Google",
         trust=(trust_google(email=email, unique_id=unique_id, audience=audience),),
-        policies={
-            "replica": replica_policy(bucket_arn=bucket_arn, prefix=prefix, slots=guest.slots, group=guest.group)
-        },
+        policies=policies,
         max_session_s=LONGEST_SESSION_S,
     )
     environment: dict[str, Text] = {AWS_ROLE: role.ref("arn"), AWS_AUDIENCE: audience, AWS_REGION: region}
@@ -142,16 +158,13 @@ def aws_into_google(
     own: str,
     account: str,
     partition: str,
-    number: str,
-    bucket: Resource,
-    prefix: str,
+    store: GoogleStore,
 ) -> CrossCloudAccess:
-    """Access of the jobs of a group on AWS to a store in Cloud Storage.
+    """Access of the jobs of a group on AWS to a store, and to mirrors, in Cloud Storage.
 
-    visitors: roles with their replicas. own: the spec field for a user's own role. account, partition: of AWS. number:
-    of the project. bucket: the run's. prefix: the run's, within the bucket. Services and pool are the run's: all groups
-    return equal ones. Raises Invalid for more roles than fit into the bucket's policy or a provider's condition, or for
-    a role name that makes the names of its sessions too long.
+    visitors: roles with their replicas. own: the spec field for a user's own role. account, partition: of AWS. Services
+    and pool are the run's: all groups return equal ones. Raises Invalid for more roles than fit into the bucket's
+    policy or a provider's condition, or for a role name that makes the names of its sessions too long.
     """
     if len(visitors) > MOST_VISITORS:
         raise Invalid(
@@ -186,8 +199,7 @@ def aws_into_google(
         roles=tuple(role.ref("name") for role, _ in visitors),
     )
     bindings = [
-        _binding(context, role, guest, number=number, bucket=bucket, pool=pool, prefix=prefix)
-        for role, guest in visitors
+        binding for role, guest in visitors for binding in _bindings(context, role, guest, pool=pool, store=store)
     ]
     environment: dict[str, Text] = {GOOGLE_AUDIENCE: provider.ref("audience")}
     return CrossCloudAccess(resources=(*services, pool, provider, *bindings), environment=environment)
@@ -203,17 +215,32 @@ def _longest_role(account: str, partition: str) -> int:
     return MOST_SUBJECT_BYTES - len(sessions(account, partition)) - _SESSION
 
 
-def _binding(
-    context: RunContext, role: Role, guest: ForeignReplica, *, number: str, bucket: Resource, pool: Pool, prefix: str
-) -> BucketBinding:
-    return BucketBinding(
-        key=guest.key,
-        name=name_with_room(f"{context.stem}-{guest.part}", _LONGEST_NAME),
-        region="",
-        why=f"access of {guest.part} to the store, from AWS",
-        # A policy takes no member of a pool that does not exist.
-        after=(bucket.address, pool.address),
-        bucket=bucket.name,
-        member=role.ref("name", before=members_prefix(number, pool.name)),
-        rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),
-    )
+def _bindings(
+    context: RunContext, role: Role, guest: ForeignReplica, *, pool: Pool, store: GoogleStore
+) -> Iterator[BucketBinding]:
+    """The role's permissions in the store, if it is there, and in each mirror."""
+    member = role.ref("name", before=members_prefix(store.number, pool.name))
+    name = name_with_room(f"{context.stem}-{guest.part}", _LONGEST_NAME)
+    if store.bucket is not None:
+        yield BucketBinding(
+            key=guest.key,
+            name=name,
+            region="",
+            why=f"access of {guest.part} to the store, from AWS",
+            # A policy takes no member of a pool that does not exist.
+            after=(store.bucket.address, pool.address),
+            bucket=store.bucket.name,
+            member=member,
+            rules=replica_rules(prefix=store.prefix, slots=guest.slots, group=guest.group),
+        )
+    for bucket, prefix in store.mirrors:
+        yield BucketBinding(
+            key=f"{bucket.key}-{guest.key}",
+            name=name,
+            region="",
+            why=f"access of {guest.part} to the mirror in {bucket.name}, from AWS",
+            after=(bucket.address, pool.address),
+            bucket=bucket.name,
+            member=member,
+            rules=mirror_rules(prefix),
+        )

@@ -38,11 +38,13 @@ _DEADLINE_S: Final = 60.0
 class Deployment:
     """A spec whose replicas are jobs, and the objects that reach its clouds.
 
-    home: the cloud of the run's store, and home_name its name. targets: those of the spec, by kind. other_targets: all
+    home: the cloud of the run's store, and home_name its name. mirror_homes: the clouds of its mirrors, by name, home
+    included. targets: those of the spec, by kind. other_targets: all
     others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
     kinds can be created. These functions may look up credentials; each does its work once:
     bucket: the resource that holds the run's store; created before all others and deleted after them.
-    open_store: opens the run's own prefix. open_source: opens the prefix of another run.
+    mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it.
+    open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror.
     open_state: opens the state, in the run's store or at the spec's `state`.
     """
 
@@ -52,10 +54,12 @@ class Deployment:
     context: RunContext
     home_name: str
     home: StoreCloud
+    mirror_homes: Mapping[str, StoreCloud]
     targets: Mapping[str, Target]
     other_targets: tuple[Target, ...]
     handlers: Mapping[str, Handler]
     bucket: Callable[[], Resource]
+    mirrors: Callable[[], Mapping[str, Resource]]
     open_store: Callable[[], Store]
     open_source: Callable[[str], Store]
     open_state: Callable[[], StateStore]
@@ -91,6 +95,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     )
     groups = spec.spec.replicas
     home = clouds.open_home(spec.run_uri, clock, environment, groups)
+    mirror_homes: dict[str, StoreCloud] = {}
+    for uri in spec.mirrors:
+        name = clouds.home_of(uri)
+        is_home = name == clouds.home_of(spec.run_uri)
+        mirror_homes.setdefault(name, home if is_home else clouds.open_home(uri, clock, environment, groups))
     named_kinds = {group.target.kind for group in groups}
     opened = {
         kind: targets.open_target(kind, clock, environment, groups)
@@ -99,12 +108,18 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     named = {kind: target for kind, target in opened.items() if kind in named_kinds}
     others = tuple(target for kind, target in opened.items() if kind not in named_kinds)
     handlers = dict(home.handlers())
+    for cloud in mirror_homes.values():
+        handlers |= cloud.handlers()
     for target in (*others, *named.values()):
         handlers |= target.handlers()
 
     def open_at(uri: str) -> Store:
         variables = {**environment, **home.environment(context)}
         return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+
+    def list_mirrors() -> Mapping[str, Resource]:
+        buckets = {bucket.name: bucket for cloud in mirror_homes.values() for bucket in cloud.mirrors(context)}
+        return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
 
     @functools.cache
     def open_run_store() -> Store:
@@ -122,10 +137,12 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         context=context,
         home_name=clouds.home_of(spec.run_uri),
         home=home,
+        mirror_homes=mirror_homes,
         targets=named,
         other_targets=others,
         handlers=handlers,
         bucket=functools.cache(lambda: home.resources(context)[0]),
+        mirrors=functools.cache(list_mirrors),
         open_store=open_run_store,
         open_source=lambda uri: (
             open_at(uri)

@@ -201,7 +201,7 @@ def import_resource(deployment: Deployment, address: str) -> str:
     if observed.owner is not None and observed.owner != deployment.run:
         raise Conflict(f"{desired.name} belongs to the run {observed.owner}; it was not changed")
     if observed.owner is None:
-        places = (deployment.home, *deployment.targets.values())
+        places = (deployment.home, *deployment.mirror_homes.values(), *deployment.targets.values())
         next(place for place in places if resource.KIND in place.handlers()).claim(desired, observed)
     return desired.name
 

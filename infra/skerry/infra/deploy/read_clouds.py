@@ -62,7 +62,7 @@ def resolve(deployment: Deployment) -> Resolved:
 def read_graph(deployment: Deployment, hours: float | None) -> Graph:
     """Read the offers, and return every resource that the spec needs. hours: for how long jobs may run."""
     context = replace(deployment.context, hours=hours)
-    resources = list(deployment.home.resources(context))
+    resources = [*deployment.home.resources(context), *deployment.mirrors().values()]
     for target, groups in deployment.groups():
         resources += target.resources(context, groups)
     return Graph(resources)
@@ -144,7 +144,7 @@ def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:
 
 def _read_accounts(deployment: Deployment) -> dict[str, str]:
     accounts: dict[str, set[str]] = {}
-    for place in (deployment.home, *deployment.targets.values()):
+    for place in (deployment.home, *deployment.mirror_homes.values(), *deployment.targets.values()):
         for cloud, account in place.identity().items():
             accounts.setdefault(cloud, set()).add(account)
     return {cloud: ", ".join(sorted(names)) for cloud, names in accounts.items()}

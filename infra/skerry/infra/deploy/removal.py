@@ -20,11 +20,13 @@ from skerry.infra.provision.handler import Contents
 from skerry.infra.provision.plan import Change, desired_of, plan
 from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
+from skerry.runtime.log.elsewhere import read_elsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import BucketHandler, DataHandler, Observed, StateRecord
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import State
@@ -35,13 +37,27 @@ _NO_RESOURCES: Final = Graph(())
 
 
 @dataclass(frozen=True, kw_only=True)
+class MirrorContents:
+    """A mirror that exists. contents: of its prefix. foreign_objects: the others in a bucket that is the run's own.
+
+    ours: its bucket was created for this run.
+    """
+
+    uri: str
+    bucket: Resource
+    contents: Contents
+    foreign_objects: int
+    ours: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Removal:
     """The resources that `destroy` would delete.
 
     plan: the deletions in their order. bucket: of the run's store; None if it does not exist. contents: of the run's
     prefix in it, the state included; objects, size_bytes: of the run alone. foreign_objects: the others in it, if the
     bucket is the run's own. strays: resources with the run's tag that the state does not record. in_use: the contents
-    of other resources that hold data, by address: other runs may use them, so they are kept.
+    of other resources that hold data, by address: other runs may use them, so they are kept. mirrors: of this run.
     """
 
     plan: Plan
@@ -53,11 +69,12 @@ class Removal:
     strays: tuple[StateRecord, ...]
     foreign_objects: int
     in_use: Mapping[str, Contents]
+    mirrors: tuple[MirrorContents, ...] = ()
 
     @property
     def empty(self) -> bool:
         """True if nothing of the run exists."""
-        return self.plan.empty and not self.objects and not self.strays
+        return self.plan.empty and not self.objects and not self.strays and not self.mirrors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +119,7 @@ def plan_removal(deployment: Deployment) -> Removal:
         strays=strays,
         foreign_objects=foreign,
         in_use=in_use,
+        mirrors=tuple(_list_mirrors(deployment)),
     )
 
 
@@ -125,7 +143,7 @@ def destroy(
         if removal.state is not None or deployment.spec.state_uri is not None or _is_ours(deployment, removal.bucket):
             holder = this_process("destroy", deployment.clock)
             hold = lock.enter_context(deployment.open_state().hold(holder, removal.state, deployment.run))
-            kept = {deployment.bucket().address, *removal.in_use}
+            kept = kept_addresses(deployment, removal)
             changes = tuple(change for change in removal.plan.changes if change.address not in kept)
             deletions = dataclasses.replace(removal.plan, changes=changes)
             work = ApplyRun(deletions, _NO_RESOURCES, hold, deployment.handlers, on_step)
@@ -135,8 +153,9 @@ def destroy(
             strays = _delete_strays(deployment, removal, on_step)
             outcome = dataclasses.replace(outcome, done=(*outcome.done, *strays))
         if outcome.ok and data:
+            mirrors = _delete_mirrors(deployment, removal, on_step)
             deleted, bucket = _delete_data(deployment, removal, hold, on_step)
-            outcome = dataclasses.replace(outcome, done=(*outcome.done, *bucket))
+            outcome = dataclasses.replace(outcome, done=(*outcome.done, *mirrors, *bucket))
     kept_lines, left = _kept(deployment, removal, data=data), _left(deployment, removal, data=data)
     return Removed(outcome=outcome, objects=deleted, kept=kept_lines, left=left)
 
@@ -171,6 +190,45 @@ def _delete_strays(deployment: Deployment, removal: Removal, on_step: Callable[[
     return done
 
 
+def kept_addresses(deployment: Deployment, removal: Removal) -> set[str]:
+    """The addresses that are not deleted with the others: of buckets, and of what other runs may use."""
+    mirrors = (bucket.address for bucket in deployment.mirrors().values())
+    return {deployment.bucket().address, *mirrors, *removal.in_use}
+
+
+def _list_mirrors(deployment: Deployment) -> Iterator[MirrorContents]:
+    """The mirrors of this run that exist, and the buckets that were created for them."""
+    for uri, bucket in deployment.mirrors().items():
+        handler = cast("BucketHandler", deployment.handlers[bucket.KIND])
+        desired = desired_of(bucket, {}, deployment.run)
+        (observed,) = handler.read([desired])
+        if observed is None:
+            continue
+        mark = read_elsewhere(deployment.open_source(uri))
+        is_mirror = mark is not None and mark.why == "mirror" and mark.uri.rstrip("/") == deployment.run
+        ours = not bucket.brought and observed.owner == deployment.run
+        record = desired.to_record({})
+        own = handler.contents(record, _prefix(uri)) if is_mirror else Contents(objects=0)
+        foreign = handler.contents(record).objects - own.objects if ours else 0
+        if ours or own.objects:
+            yield MirrorContents(uri=uri, bucket=bucket, contents=own, foreign_objects=foreign, ours=ours)
+
+
+def _delete_mirrors(deployment: Deployment, removal: Removal, on_step: Callable[[Step], None]) -> Sequence[Change]:
+    """Delete the mirrors, and their buckets where nothing else is in them. Returns the buckets that were deleted."""
+    done: list[Change] = []
+    for mirror in removal.mirrors:
+        handler = cast("BucketHandler", deployment.handlers[mirror.bucket.KIND])
+        record = desired_of(mirror.bucket, {}, deployment.run).to_record({})
+        if mirror.contents.objects:
+            handler.empty(record, _prefix(mirror.uri))
+        if mirror.ours and not mirror.foreign_objects:
+            handler.delete(record)
+            done.append(Change.of(record))
+            on_step(Step(change=done[-1], progress=Progress.DONE))
+    return done
+
+
 def _delete_data(
     deployment: Deployment, removal: Removal, hold: LockedState | None, on_step: Callable[[Step], None]
 ) -> tuple[Contents, Sequence[Change]]:
@@ -188,7 +246,7 @@ def _delete_data(
     if deployment.bucket().brought or not _is_ours(deployment, removal.bucket):
         return contents, ()
     handler = _bucket_handler(deployment)
-    handler.empty(bucket, _prefix(deployment))
+    handler.empty(bucket, _prefix(deployment.run))
     if removal.foreign_objects:
         return contents, ()
     handler.delete(bucket)
@@ -200,6 +258,11 @@ def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str,
     kept = [
         f"{address} with {contents}: other runs may use it; delete it yourself once none does"
         for address, contents in removal.in_use.items()
+    ]
+    kept += [
+        f"the bucket {mirror.bucket.name}, because {mirror.foreign_objects} objects in it are not of this run"
+        for mirror in removal.mirrors
+        if data and mirror.ours and mirror.foreign_objects
     ]
     bucket = deployment.bucket()
     if data and removal.foreign_objects:
@@ -217,6 +280,8 @@ def _left(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str,
         state = None
     tagged = list_tagged(deployment, () if state is None else state.by_id().values())
     left = [f"{record.kind} {record.name}" for record in tagged if record.life is not Life.DATA]
+    if not data:
+        left += [f"the mirror at {mirror.uri}: `--data` deletes it too" for mirror in removal.mirrors]
     bucket = deployment.bucket()
     if not data and _is_ours(deployment, removal.bucket) and not bucket.brought and removal.contents.objects:
         left.append(f"{bucket.address} with {removal.contents}: `--data` deletes it too")
@@ -235,7 +300,7 @@ def _contents(deployment: Deployment, bucket: Observed | None) -> tuple[Contents
     if bucket is None or deployment.bucket().brought or bucket.owner != deployment.run:
         return Contents(objects=0), 0
     record, handler = desired_of(deployment.bucket(), {}, deployment.run).to_record({}), _bucket_handler(deployment)
-    own = handler.contents(record, _prefix(deployment))
+    own = handler.contents(record, _prefix(deployment.run))
     return own, handler.contents(record).objects - own.objects
 
 
@@ -245,15 +310,15 @@ def _is_ours(deployment: Deployment, bucket: Observed | None) -> bool:
 
 
 def _is_store(deployment: Deployment, record: StateRecord) -> bool:
-    """True if it is the bucket of the run's store, by its name: a tag that holds its address may be lost."""
-    bucket = deployment.bucket()
-    return (record.kind, record.name) == (bucket.KIND, bucket.name)
+    """True if it is the bucket of the run's store or of a mirror, by its name: a tag with its address may be lost."""
+    buckets = (deployment.bucket(), *deployment.mirrors().values())
+    return (record.kind, record.name) in {(bucket.KIND, bucket.name) for bucket in buckets}
 
 
 def _bucket_handler(deployment: Deployment) -> BucketHandler:
     return cast("BucketHandler", deployment.handlers[deployment.bucket().KIND])
 
 
-def _prefix(deployment: Deployment) -> str:
-    """The run's prefix in its bucket."""
-    return deployment.run.partition("://")[2].partition("/")[2] + "/"
+def _prefix(uri: str) -> str:
+    """The prefix of a run, or of a mirror, in its bucket."""
+    return uri.partition("://")[2].partition("/")[2] + "/"

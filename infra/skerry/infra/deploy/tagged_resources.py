@@ -21,7 +21,8 @@ def list_tagged(deployment: Deployment, entries: Iterable[Entry]) -> list[StateR
     may be no credentials for it.
     """
     regions = spec_regions(deployment)
-    kinds = {kind for place in (deployment.home, *deployment.targets.values()) for kind in place.handlers()}
+    places = (deployment.home, *deployment.mirror_homes.values(), *deployment.targets.values())
+    kinds = {kind for place in places for kind in place.handlers()}
     for entry in entries:
         kinds.add(entry.record.kind)
         regions.setdefault(targets.cloud_of(entry.record.kind), set()).add(entry.record.region)
@@ -36,6 +37,8 @@ def list_tagged(deployment: Deployment, entries: Iterable[Entry]) -> list[StateR
 def spec_regions(deployment: Deployment) -> dict[str, set[str]]:
     """The regions that the spec names, by cloud: those that are searched while there is no state."""
     regions = {deployment.home_name: {deployment.bucket().region}}
+    for bucket in deployment.mirrors().values():
+        regions.setdefault(targets.cloud_of(bucket.KIND), set()).add(bucket.region)
     for group in deployment.spec.spec.replicas:
         if (cloud := group.target.CLOUD) is not None:
             regions.setdefault(cloud, set()).update(deployment.context.regions(cloud))

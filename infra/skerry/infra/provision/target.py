@@ -11,13 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.spec.inputs import inputs_of
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
@@ -27,6 +28,24 @@ _READABLE: Final = 20
 _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 # As `graph.generation_name` writes it. A slot ends in a number without a letter.
 _GENERATION: Final = re.compile(r"-g(\d+)$")
+
+
+# The key of a bucket is part of the keys of permissions in it, which have at most 256 bytes with their descriptions.
+_LONGEST_KEY: Final = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorPlace:
+    """A mirror of the run in a bucket. key: of the bucket's resource. prefix: of the mirror, within the bucket.
+
+    region: in which the bucket is created; None is that of the run's groups. brought: it is the user's own.
+    """
+
+    key: str
+    bucket: str
+    prefix: str
+    region: str | None
+    brought: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +110,27 @@ class RunContext:
         """The regions of the run's groups in this cloud, in the order of the spec."""
         regions = [getattr(group.target, "region", "") for group in self.spec.replicas if cloud == group.target.CLOUD]
         return tuple(dict.fromkeys(region for region in regions if region))
+
+    def mirrors(self, scheme: str) -> tuple[MirrorPlace, ...]:
+        """The mirrors of the run in stores of this scheme (s3, gs), in the order of the spec."""
+        places: list[MirrorPlace] = []
+        for line in self.spec.replication:
+            if line.to.startswith(f"{scheme}://"):
+                bucket, _, prefix = f"{line.to.rstrip('/')}/{self.spec.run}".partition("://")[2].partition("/")
+                key = short_name(f"mirror-{bucket}", _LONGEST_KEY)
+                places.append(
+                    MirrorPlace(key=key, bucket=bucket, prefix=prefix, region=line.region, brought=line.brought)
+                )
+        return tuple(places)
+
+    def bucket_regions(self, kind: str) -> dict[str, Text]:
+        """Variables with the regions of mirrors in S3, for which clients sign. kind: of the buckets' resources."""
+        return {
+            f"{contract.BUCKET_REGION}{number}": Ref(
+                address=f"{kind}.{place.key}", output="region", before=f"{place.bucket}="
+            )
+            for number, place in enumerate(self.mirrors("s3"))
+        }
 
     def inputs(self, group: Replicas) -> Inputs:
         """The variables, secrets and data of the replicas of one group."""
@@ -213,6 +253,10 @@ class StoreCloud(Protocol):
 
         The bucket is created in the first of `context.regions` of this cloud.
         """
+        ...
+
+    def mirrors(self, context: RunContext, /) -> Sequence[Resource]:
+        """The buckets of the run's mirrors in this cloud. Makes no calls."""
         ...
 
     def environment(self, context: RunContext, /) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.infra.errors import in_short
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -18,9 +19,10 @@ from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from skerry.runtime.clock import Clock
+    from skerry.runtime.log.run_record import MirrorSettings
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
@@ -68,16 +70,58 @@ def plan_restore(mirror: Store, at: int | None, open_at: Callable[[str], Store])
     return RestorePlan(cut=cut, uri=mirror.uri, original=original, closed=closed, unreachable=reason)
 
 
+def best_mirror(mirrors: Sequence[Store], at: int | None) -> Store:
+    """The mirror from which most rounds can go on; the first of equal ones. Raises Invalid, with reasons, for none."""
+    cuts: list[tuple[int, Store]] = []
+    reasons: list[str] = []
+    for store in mirrors:
+        try:
+            cuts.append((find_cut(store, at).round, store))
+        except (SkerryError, OSError) as error:
+            reasons.append(f"{store.uri}: {in_short(error)}")
+    if not cuts:
+        raise Invalid("\n".join(("no mirror of the spec can be restored", *reasons)))
+    return max(cuts, key=lambda pair: pair[0])[1]
+
+
 def default_target(mirror_uri: str) -> str:
     """The URI of the restored run if none is named: beside the mirror."""
     return mirror_uri.rstrip("/") + RESTORED
 
 
+def mirrors_of_fork(lines: Sequence[MirrorSettings], lost: Run, target_uri: str) -> tuple[MirrorSettings, ...]:
+    """The mirrors of a restored run: those of the spec in other buckets than its own, under its own name.
+
+    lines: of the spec. lost: the run that is restored, whose prices stay. Raises Invalid if both have one name.
+    """
+    name = target_uri.rstrip("/").rpartition("/")[2]
+    if any(line.uri.rpartition("/")[2] == name for line in lines):
+        raise Invalid(
+            f"the mirrors of run {name} hold the lost run; give the new one another name: --to {target_uri}-2"
+        )
+    prices = {_bucket_of(mirror.uri): mirror.usd_per_gb for mirror in lost.mirrors or ()}
+    return tuple(
+        line.model_copy(
+            update={
+                "uri": f"{line.uri.rpartition('/')[0]}/{name}",
+                "usd_per_gb": prices.get(_bucket_of(line.uri), line.usd_per_gb),
+            }
+        )
+        for line in lines
+        if _bucket_of(line.uri) != _bucket_of(target_uri)
+    )
+
+
 def restore(
-    mirror: Store, plan: RestorePlan, target: Store, clock: Clock, on_round: Callable[[int], None] | None = None
+    mirror: Store,
+    plan: RestorePlan,
+    target: Store,
+    clock: Clock,
+    mirrors: Sequence[MirrorSettings] | None = None,
+    on_round: Callable[[int], None] | None = None,
 ) -> Run:
-    """Make the run in `target`; its name is the last part of the URI. Raises as `fork`."""
-    return fork(mirror, plan.cut, target, clock.utc_text(), on_round)
+    """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`."""
+    return fork(mirror, plan.cut, target, clock.utc_text(), on_round, mirrors)
 
 
 def end_original(original: Store, plan: RestorePlan, restored_uri: str, clock: Clock, by: str) -> list[str]:
@@ -135,6 +179,12 @@ def _claim(store: Store, run: Run, slot: str, incarnation: int, restored_uri: st
         ended=now,
     )
     store.create(keys.outcome(slot, incarnation), outcome.to_bytes())
+
+
+def _bucket_of(uri: str) -> str:
+    """The bucket of a URI; of a folder, the one above the run's own."""
+    scheme, _, rest = uri.rstrip("/").partition("://")
+    return f"{scheme}://{rest.rpartition('/')[0] if scheme == 'file' else rest.partition('/')[0]}"
 
 
 def _is_run(store: Store, run: Run) -> bool:

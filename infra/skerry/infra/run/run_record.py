@@ -15,7 +15,7 @@ from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import check_lives_here
-from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.run_record import MirrorSettings, PeerCopies, Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -51,15 +51,20 @@ _FOLDERS: Final = (
 
 
 def create_or_load_run(
-    store: Store, spec: SpecFile, clock: Clock, find: Callable[[SpecFile], Source | None] | None = None
+    store: Store,
+    spec: SpecFile,
+    clock: Clock,
+    find: Callable[[SpecFile], Source | None] | None = None,
+    usd_per_gb: Mapping[str, float] | None = None,
 ) -> tuple[Run, bool]:
     """The run.json of this prefix, and whether it existed before.
 
     A new run that starts from another one first gets a copy of that run's checkpoint; an existing run never asks it
-    again. find: finds that checkpoint; None is `find_source_of`. Raises Invalid if run.json differs from the spec, and
+    again. find: finds that checkpoint; None is `find_source_of`. usd_per_gb: the price of traffic to mirrors, by their
+    URIs; 0 where there is none. Raises Invalid if run.json differs from the spec, and
     the errors of `find_source` and `check_lives_here`.
     """
-    proposed = _proposed(spec, clock).model_copy(update={"store": store.uri})
+    proposed = _proposed(spec, clock, usd_per_gb or {}).model_copy(update={"store": store.uri})
     find = find or find_source_of
     if spec.source is not None and load_settings(store) is None and (source := find(spec)) is not None:
         source.copy_to(store)
@@ -147,7 +152,7 @@ def delete_run(store: Store) -> Sequence[Entry]:
     return entries
 
 
-def _proposed(spec: SpecFile, clock: Clock) -> Run:
+def _proposed(spec: SpecFile, clock: Clock, usd_per_gb: Mapping[str, float] | None = None) -> Run:
     outer, faults = spec.spec.outer, spec.spec.faults
     return Run(
         nonce=clock.nonce(),
@@ -173,6 +178,34 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         max_norm=outer.max_norm,
         work=float(outer.rounds * len(spec.replica_slots)) if faults.make_up and outer.rounds is not None else None,
         created=clock.utc_text(),
+        peers=_peers(spec),
+        mirrors=mirror_settings(spec, usd_per_gb or {}) or None,
+    )
+
+
+def _peers(spec: SpecFile) -> PeerCopies | None:
+    if (line := spec.peers) is None:
+        return None
+    return PeerCopies(
+        every_s=line.time.total_seconds(),
+        copies=line.copies or 2,
+        apart=line.apart if isinstance(line.apart, int) else None,
+        memory=line.memory is not False,
+    )
+
+
+def mirror_settings(spec: SpecFile, usd_per_gb: Mapping[str, float]) -> tuple[MirrorSettings, ...]:
+    """The mirrors of a spec as replicas keep them. usd_per_gb: as of `create_or_load_run`."""
+    return tuple(
+        MirrorSettings(
+            uri=uri,
+            every=line.rounds,
+            each_round=line.each_round,
+            private=line.private is not False,
+            max_usd=line.max_usd,
+            usd_per_gb=usd_per_gb.get(uri, 0.0),
+        )
+        for uri, line in spec.mirrors.items()
     )
 
 
@@ -191,6 +224,8 @@ FIXED: Final[Mapping[str, Where]] = {
     "start_window_s": ("faults", "start_window"),
     "keep_unfinished_s": ("faults", "keep_unfinished"),
     "work": ("faults", "make_up"),
+    "peers": ("replication",),
+    "mirrors": ("replication",),
     **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
 }
 
@@ -251,18 +286,30 @@ def _is_longer(run: Run, proposed: Run) -> bool:
 
 
 def _comparable(run: Run, name: str) -> object:
-    """The value of a field to compare. The amount of work follows from other fields, so only its presence counts."""
-    return run.work is not None if name == "work" else getattr(run, name)
+    """The value of a field to compare. The amount of work follows from other fields, so only its presence counts.
+
+    Prices change, and are those of the start.
+    """
+    match name:
+        case "work":
+            return run.work is not None
+        case "mirrors":
+            return tuple(mirror.model_copy(update={"usd_per_gb": 0.0}) for mirror in run.mirrors or ())
+        case _:
+            return getattr(run, name)
 
 
 def _shown(value: object) -> str:
     match value:
         case bool():
             return str(value).lower()
-        case tuple():
-            return ", ".join(map(str, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case None:
+        case None | ():
             return "null"
+        case tuple():
+            return ", ".join(map(_shown, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case PeerCopies() | MirrorSettings():
+            fields = value.model_dump(exclude={"usd_per_gb"}, exclude_defaults=True).items()
+            return "{" + ", ".join(f"{name}: {_shown(field)}" for name, field in fields) + "}"
         case float():
             return f"{value:g}"
         case _:

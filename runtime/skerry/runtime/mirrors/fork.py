@@ -44,13 +44,21 @@ R = TypeVar("R", bound=Record)
 _COPIED_AS_THEY_ARE: Final = (keys.CODE, keys.INITIAL, keys.ARTIFACTS)
 
 
-def fork(source: Store, cut: Cut, target: Store, created: str, on_round: Callable[[int], None] | None = None) -> Run:
+def fork(
+    source: Store,
+    cut: Cut,
+    target: Store,
+    created: str,
+    on_round: Callable[[int], None] | None = None,
+    mirrors: Sequence[MirrorSettings] | None = None,
+) -> Run:
     """Creates the run in `target` that continues `cut`, and returns it. created: the time, for people.
 
-    on_round: called with the number of rounds that are copied. Every byte of a tensor is verified. Raises Corrupt for
+    on_round: called with the number of rounds that are copied. mirrors: of the new run; None puts them
+    beside the parent's. Every byte of a tensor is verified. Raises Corrupt for
     damage, before run.json exists, and Conflict if another attempt has left other objects in `target`.
     """
-    return _Fork(source, cut, target).make(created, on_round or (lambda _: None))
+    return _Fork(source, cut, target).make(created, on_round or (lambda _: None), mirrors)
 
 
 class _Fork:
@@ -63,7 +71,7 @@ class _Fork:
         self._settings: dict[str | None, str | None] = {None: None}
         self._commits = [GENESIS]
 
-    def make(self, created: str, on_round: Callable[[int], None]) -> Run:
+    def make(self, created: str, on_round: Callable[[int], None], mirrors: Sequence[MirrorSettings] | None) -> Run:
         cut, target = self._cut, self._target
         mark = read_elsewhere(self._source)
         parent = Parent(
@@ -79,7 +87,7 @@ class _Fork:
                 "parent": parent,
                 "store": target.uri,
                 "created": created,
-                "mirrors": self._mirrors(),
+                "mirrors": self._mirrors() if mirrors is None else tuple(mirrors) or None,
             }
         )
         if (existing := read_run(target)) is not None:

@@ -1,6 +1,7 @@
 """Creates obstore's clients for a bucket from the standard environment of each cloud. Sends no request.
 
-s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_CA_BUNDLE. Keys: AWS_*, web
+s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, before them the region that
+     SKERRY_BUCKET_REGION_* names for the bucket, AWS_CA_BUNDLE. Keys: AWS_*, web
      identity and EC2 by obstore itself; ECS and EKS by `aws_container`; profiles and SSO by boto3 if it is installed
 gs   CLOUDSDK_AUTH_ACCESS_TOKEN; GOOGLE_APPLICATION_CREDENTIALS and gcloud's login by google-auth if it is installed,
      otherwise these and the metadata server by obstore itself; CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE, or
@@ -28,6 +29,7 @@ from urllib.parse import urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from skerry.runtime.contract import BUCKET_REGION
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_container import container_credentials
 from skerry.runtime.store.credentials.aws_from_google import aws_from_google
@@ -167,7 +169,11 @@ def _s3_config(bucket: str, environment: Mapping[str, str], endpoint: str) -> S3
     }
     if endpoint:
         config["endpoint"] = endpoint
-    if region := environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
+    if (
+        region := _region_of(bucket, environment)
+        or environment.get("AWS_REGION")
+        or environment.get("AWS_DEFAULT_REGION")
+    ):
         config["region"] = region
     # obstore would read only the process's own environment.
     if key := environment.get("AWS_ACCESS_KEY_ID"):
@@ -176,6 +182,12 @@ def _s3_config(bucket: str, environment: Mapping[str, str], endpoint: str) -> S3
         if token := environment.get("AWS_SESSION_TOKEN"):
             config["session_token"] = token
     return config
+
+
+def _region_of(bucket: str, environment: Mapping[str, str]) -> str | None:
+    """The region that the launcher names for this bucket; None if it names none."""
+    named = (value.partition("=") for name, value in environment.items() if name.startswith(BUCKET_REGION))
+    return next((region for name, _, region in named if name == bucket), None)
 
 
 def _s3_provider(environment: Mapping[str, str]) -> S3CredentialProvider | None:

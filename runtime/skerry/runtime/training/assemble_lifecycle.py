@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.tensors.contribution_tensors import TensorBatch
-from skerry.runtime.tensors.error_feedback import STATE
 from skerry.runtime.training.early_round_end_check import StragglerMonitor
 from skerry.runtime.training.evaluation_pause import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
@@ -56,15 +55,11 @@ def lifecycle_of(
         session.executor("recorder"),
         near,
     )
-    private = PrivateState(session.log, session.presence, session.clock.nonce, session.group, near)
-    if session.codec == "sparse":
-        feedback = session.averager.feedback
-        private.register(STATE, feedback.load_state_dict, feedback.state_dict)
     log_follower = LogFollower(
         session,
         trainer,
         recorder,
-        private,
+        PrivateState(session.log, session.presence, session.clock.nonce, session.group, near),
         PartialRoundStore(
             session.log,
             session.presence,

@@ -15,6 +15,7 @@ from skerry.infra.clouds.aws.iam import Role, role_request
 from skerry.infra.clouds.cross_cloud import (
     MOST_VISITORS,
     ForeignReplica,
+    GoogleStore,
     aws_into_google,
     google_into_aws,
     trust_google,
@@ -88,9 +89,7 @@ def batch_in_gcs(
         own="byo.job_role",
         account=ACCOUNT,
         partition=partition,
-        number=NUMBER,
-        bucket=BUCKET,
-        prefix=PREFIX,
+        store=GoogleStore(number=NUMBER, bucket=BUCKET, prefix=PREFIX),
     )
 
 

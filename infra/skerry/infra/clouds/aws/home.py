@@ -63,6 +63,20 @@ class AwsHome:
         )
         return store, *repositories(context)
 
+    def mirrors(self, context: RunContext) -> Sequence[Resource]:
+        """See StoreCloud.mirrors."""
+        return [
+            Bucket(
+                key=mirror.key,
+                name=mirror.bucket,
+                region=mirror.region or self.region_of(context),
+                why="a mirror of the run",
+                brought=mirror.brought,
+                protected=DECISIVE,
+            )
+            for mirror in context.mirrors("s3")
+        ]
+
     def environment(self, context: RunContext) -> Mapping[str, str]:
         """See StoreCloud.environment. Reads the region of a bucket of the user's own; others are in `region_of`."""
         region = self.region_of(context)

@@ -57,6 +57,8 @@ _EXCHANGE: Final = f"{_ROUND}-????"
 _SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.ROLL_UPS, keys.PROBE)
 # Garbage collection and the start-up check delete these, also those of other replicas.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
+MIRROR_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
+"""Objects that a mirror deletes when two newer checkpoints are complete in it."""
 # These decide the course of a run: nothing overwrites them, not even an operator by mistake.
 _DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS, keys.RECEIPTS)
 
@@ -116,10 +118,7 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
     S3 returns 404 for a missing object, instead of 403, only if the caller may list its key; replicas read many objects
     that do not exist yet, so they may list the run's prefix.
     """
-    if not prefix or _SPECIAL & set(prefix):
-        raise Invalid(
-            f"cannot write a policy for the prefix {prefix!r}: it must not be empty or contain '*', '?' or '$'"
-        )
+    _check_prefix(prefix)
     names = (f"{group}-*",) if group is not None else tuple(check_slot(slot) for slot in slots)
     if not names:
         raise Invalid("cannot write a policy for no slots")
@@ -151,6 +150,27 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
     )
 
 
+def mirror_policy(*, bucket_arn: Text, prefix: str, number: int = 0) -> tuple[Statement, ...]:
+    """The permissions of replicas on a mirror, which every one of them keeps: create all, delete what is not needed.
+
+    prefix: the mirror's, within the bucket. number: of the mirror, so that several fit into one policy. Raises Invalid
+    for a prefix that cannot be in a policy.
+    """
+    _check_prefix(prefix)
+
+    def on(*folders: str) -> tuple[Text, ...]:
+        return tuple(joined(bucket_arn, f"/{prefix}/{folder}*") for folder in folders)
+
+    below: Conditions = {"StringLike": {"s3:prefix": (f"{prefix}/*",)}}
+    return (
+        Statement(sid=f"ListMirror{number}", actions=("s3:ListBucket",), resources=(bucket_arn,), conditions=below),
+        Statement(sid=f"ReadMirror{number}", actions=("s3:GetObject",), resources=on("")),
+        Statement(sid=f"CreateMirror{number}", actions=("s3:PutObject",), resources=on(""), conditions=_CREATES),
+        Statement(sid=f"AbortMirror{number}", actions=("s3:AbortMultipartUpload",), resources=on("")),
+        Statement(sid=f"CollectMirror{number}", actions=("s3:DeleteObject",), resources=on(*MIRROR_COLLECTED)),
+    )
+
+
 DECISIVE: Final = tuple(f"*/{folder}*" for folder in _DECISIVE)
 """Patterns of the keys that can be created, but not overwritten: of every run in a bucket, whichever created it."""
 
@@ -178,6 +198,13 @@ def bucket_policy(bucket_arn: str, *, tls_only: bool, protected: Sequence[str]) 
         conditions={"Null": {"s3:if-none-match": ("true",)}},
     )
     return ((plain,) if tls_only else ()) + ((overwriting,) if protected else ())
+
+
+def _check_prefix(prefix: str) -> None:
+    if not prefix or _SPECIAL & set(prefix):
+        raise Invalid(
+            f"cannot write a policy for the prefix {prefix!r}: it must not be empty or contain '*', '?' or '$'"
+        )
 
 
 def _own(name: str) -> tuple[str, ...]:

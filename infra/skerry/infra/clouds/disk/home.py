@@ -55,6 +55,11 @@ class DiskHome:
         path = folder_of(context.run_uri).parent
         return (Folder(key=STORE, name=str(path), region="", why="the run's store", brought=True),)
 
+    def mirrors(self, context: RunContext) -> Sequence[Resource]:
+        """See StoreCloud.mirrors. Folders of mirrors are the user's own, and created by the first write."""
+        del context
+        return ()
+
     def environment(self, context: RunContext) -> Mapping[str, str]:
         """See StoreCloud.environment."""
         del context

@@ -86,6 +86,19 @@ class GoogleHome:
         )
         return store, *repositories(context, self.google.project)
 
+    def mirrors(self, context: RunContext) -> Sequence[Resource]:
+        """See StoreCloud.mirrors."""
+        return [
+            Bucket(
+                key=mirror.key,
+                name=mirror.bucket,
+                region=mirror.region or self.region_of(context, brought=mirror.brought),
+                why="a mirror of the run",
+                brought=mirror.brought,
+            )
+            for mirror in context.mirrors("gs")
+        ]
+
     def environment(self, context: RunContext) -> Mapping[str, str]:
         """See StoreCloud.environment. A bucket is found by its name in any region."""
         del context
@@ -113,11 +126,14 @@ class GoogleHome:
         yield guarded_check("bucket", lambda: self._bucket(context))
         yield from image_checks(self.google, context.images_in(CLOUD), self._fetch)
 
-    def region_of(self, context: RunContext) -> str:
-        """The bucket's region: that of the first group in Google Cloud, else that of the user's environment."""
+    def region_of(self, context: RunContext, *, brought: bool | None = None) -> str:
+        """The bucket's region: that of the first group in Google Cloud, else that of the user's environment.
+
+        brought: the bucket is the user's own; None asks the spec about the run's.
+        """
         for region in context.regions("google"):
             return region
-        if self._region is not None or context.spec.byo.bucket:
+        if self._region is not None or (context.spec.byo.bucket if brought is None else brought):
             return self._region or ""
         raise Invalid(
             f"no group of replicas is in a region of Google, so the bucket has no region; set {REGION}, or create the "

@@ -69,9 +69,7 @@ def replica_rules(*, prefix: str, slots: Sequence[str], group: str | None) -> tu
     covered by their common prefix; this includes a group with a name that continues after this one's with "-". Raises
     Invalid for characters that have a meaning in a condition, and for more slots than fit into a condition.
     """
-    if not prefix or _SPECIAL & set(prefix):
-        unwanted = " ".join(sorted(_SPECIAL - {"\n"}))
-        raise Invalid(f"cannot write a condition for the prefix {prefix!r}: it must not be empty or contain {unwanted}")
+    _check_prefix(prefix)
     for slot in slots:
         check_slot(slot)
     if not slots:
@@ -91,6 +89,21 @@ def replica_rules(*, prefix: str, slots: Sequence[str], group: str | None) -> tu
                 f"{len(slots)} slots are too many for one condition; use an account for each, or set `role: group`"
             )
     return rules
+
+
+def mirror_rules(prefix: str) -> tuple[Rule, ...]:
+    """The permissions of replicas on a mirror, which every one of them keeps: create all, delete what is not needed.
+
+    Equal in effect to `clouds.aws.policies.mirror_policy`. Raises Invalid for characters that have a meaning in a
+    condition.
+    """
+    _check_prefix(prefix)
+    collected = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
+    return (
+        Rule(title="read the mirror", role=VIEWER, keys=(f"{prefix}/",), listing=True),
+        Rule(title="create in the mirror", role=CREATOR, keys=(f"{prefix}/",)),
+        Rule(title="collect in the mirror", role=USER, keys=tuple(f"{prefix}/{folder}" for folder in collected)),
+    )
 
 
 def expression(bucket: str, rule: Rule) -> str:
@@ -147,6 +160,12 @@ class _Name:
 
     def _folder(self, folder: str) -> str:
         return f"{folder}{self.text}" if self.is_group else f"{folder}{self.text}/"
+
+
+def _check_prefix(prefix: str) -> None:
+    if not prefix or _SPECIAL & set(prefix):
+        unwanted = " ".join(sorted(_SPECIAL - {"\n"}))
+        raise Invalid(f"cannot write a condition for the prefix {prefix!r}: it must not be empty or contain {unwanted}")
 
 
 def _names(slots: Sequence[str], group: str | None) -> list[_Name]:

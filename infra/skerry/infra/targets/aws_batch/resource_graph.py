@@ -14,6 +14,7 @@ from skerry.infra.clouds.aws.home import CLOUD
 from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
 from skerry.infra.clouds.aws.policies import Statement, trust_service
+from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.aws.vpc import SecurityGroup
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.aws_batch.machine_sizing import attempt_s, shape
@@ -314,6 +315,7 @@ class _Group:
             # The bucket's region, not the machine's, because clients sign requests for it.
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
+            **context.bucket_regions(Bucket.KIND),
             **variables,
             **({} if target.one_role else _slot_variables(first)),
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
 from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
@@ -78,6 +79,7 @@ def _of_replica(
         args=("run",),
         environment={
             **store_variables,
+            **context.bucket_regions(Bucket.KIND),
             **(identity.environment or {}),
             **context.variables(group),
             contract.SLOT: replica.slot,

@@ -9,7 +9,7 @@ projection"; GKE, "Workload Identity Federation: principal identifiers".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import s3 as aws_storage
@@ -21,9 +21,10 @@ from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
 from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
-from skerry.infra.clouds.google.replica_rules import replica_rules
+from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.kubernetes.manifests import TOKEN_FILE
+from skerry.infra.targets.shared.aws_replica_roles import mirror_policies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +69,8 @@ class AwsTrust:
         policies = {"run": replica_policy(bucket_arn=bucket, prefix=_prefix(context), slots=(account.key,), group=None)}
         if read := input_policy(inputs, self.account.partition):
             policies["inputs"] = read
+        if kept := mirror_policies(context):
+            policies["mirrors"] = kept
         role = Role(
             key=account.key,
             name=name_with_room(f"{context.stem}-{account.key}", _LONGEST_NAME),
@@ -114,7 +117,18 @@ class GkeTrust:
             member=f"principal://iam.googleapis.com/{pool}/subject/ns/{account.region}/sa/{account.name}",
             rules=replica_rules(prefix=_prefix(context), slots=(account.key,), group=None),
         )
-        return StoreIdentity(resources=(binding,))
+        kept = [
+            replace(
+                binding,
+                key=f"{mirror.key}-{account.key}",
+                why=f"{account.key} may keep the mirror in {mirror.bucket}; cannot overwrite its objects",
+                after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
+                bucket=mirror.bucket,
+                rules=mirror_rules(mirror.prefix),
+            )
+            for mirror in context.mirrors("gs")
+        ]
+        return StoreIdentity(resources=(binding, *kept))
 
 
 def _prefix(context: RunContext) -> str:

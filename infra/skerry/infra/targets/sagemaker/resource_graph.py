@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import fetching, image_in_ecr
 from skerry.infra.clouds.aws.policies import Statement
+from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.quotas import DEFAULT
@@ -222,6 +223,7 @@ class _Group:
             **context.variables(self._group),
             contract.SLOT: replica.slot,
             contract.INDEX: str(replica.index),
+            **context.bucket_regions(Bucket.KIND),
             **google_variables,
         }
         if target.gpus is not None:

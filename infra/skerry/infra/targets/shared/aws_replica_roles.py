@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.aws.home import STORE, place
 from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.input_policies import input_policy
-from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
+from skerry.infra.clouds.aws.policies import Statement, mirror_policy, replica_policy, trust_service
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.cross_cloud import CrossCloudAccess, ForeignReplica, aws_into_google, visitor_name
+from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.provision.graph import Ref
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STORE_ADDRESS: Final = f"{Bucket.KIND}.{STORE}"
 """The address of a store in S3."""
 _S3: Final = "s3://"
+_GS: Final = "gs://"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,22 @@ def is_in_s3(context: RunContext) -> bool:
     return context.run_uri.startswith(_S3)
 
 
+def is_in_google(context: RunContext) -> bool:
+    """Return whether the run's store or a mirror is in Cloud Storage, which roles then visit."""
+    return context.run_uri.startswith(_GS) or bool(context.mirrors("gs"))
+
+
+def mirror_policies(context: RunContext) -> tuple[Statement, ...]:
+    """Return the permissions of replicas on the run's mirrors in S3."""
+    return tuple(
+        statement
+        for number, mirror in enumerate(context.mirrors("s3"))
+        for statement in mirror_policy(
+            bucket_arn=Ref(address=f"{Bucket.KIND}.{mirror.key}", output="arn"), prefix=mirror.prefix, number=number
+        )
+    )
+
+
 def name_of(text: str) -> str:
     """Return the name in an ARN, or the name itself."""
     return text.rsplit("/", 1)[-1] if text.startswith("arn:") else text
@@ -91,7 +109,7 @@ def replicas_by_suffix(context: RunContext, group: Replicas, *, one_role: bool) 
 def role_name(context: RunContext, account: Account, part: str, suffix: str) -> str:
     """Return the name of the role with this suffix."""
     name = f"{context.stem}-{part}-{suffix}"
-    return name if is_in_s3(context) else visitor_name(name, account.number, account.partition)
+    return visitor_name(name, account.number, account.partition) if is_in_google(context) else name
 
 
 def replica_roles(
@@ -104,8 +122,8 @@ def replica_roles(
 ) -> GroupRoles:
     """Return the roles of a group.
 
-    google_store: the store, if it is not in S3. policies: permissions in addition to those on the run, for roles that
-    are not the user's own.
+    google_store: the store and the mirrors in Cloud Storage; None without any. policies: permissions in addition to
+    those on the run, for roles that are not the user's own.
     """
     by_suffix = replicas_by_suffix(context, group, one_role=options.one_role)
     roles = {
@@ -135,9 +153,7 @@ def replica_roles(
             own=options.own_option,
             account=account.number,
             partition=account.partition,
-            number=google_store.number,
-            bucket=google_store.bucket,
-            prefix=google_store.prefix,
+            store=google_store,
         )
     return GroupRoles(
         roles=tuple(
@@ -145,7 +161,11 @@ def replica_roles(
                 role=role,
                 suffix=suffix,
                 replicas=by_suffix[suffix],
-                after=tuple(resource.address for resource in access.resources if resource.key == role.key),
+                after=tuple(
+                    resource.address
+                    for resource in access.resources
+                    if isinstance(resource, BucketBinding) and role.address in resource.needs()
+                ),
             )
             for suffix, role in roles.items()
         ),
@@ -181,6 +201,8 @@ def _role(
         store = Ref(address=STORE_ADDRESS, output="arn")
         run_policy = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=shared_by)
         policies = {"run": run_policy, **policies}
+    if kept := mirror_policies(context):
+        policies = {**policies, "mirrors": kept}
     if read := input_policy(context.inputs(group), account.partition):
         policies = {**policies, "inputs": read}
     whom = slots[0] if shared_by is None else "all replicas of the group"

@@ -14,7 +14,7 @@ from skerry.infra.clouds.cross_cloud import google_store
 from skerry.infra.clouds.google import home as google_home
 from skerry.infra.clouds.shared import BucketLook
 from skerry.infra.cost import prices
-from skerry.infra.targets.shared.aws_replica_roles import is_in_s3
+from skerry.infra.targets.shared.aws_replica_roles import is_in_google, is_in_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ class AwsTarget:
         yield from data_checks(context, groups, buckets_of, look)
 
     def _google_store(self, context: RunContext) -> GoogleStore | None:
-        """Return the store if it is in Cloud Storage."""
-        if is_in_s3(context) or self._open_google is None:
+        """Return the store and the mirrors that are in Cloud Storage; None without any."""
+        if not is_in_google(context) or self._open_google is None:
             return None
         return google_store(self._open_google(context.spec.replicas), context)

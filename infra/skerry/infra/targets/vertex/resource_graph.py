@@ -16,10 +16,11 @@ from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.home import STORE
 from skerry.infra.clouds.google.input_bindings import input_bindings
-from skerry.infra.clouds.google.replica_rules import replica_rules
+from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_id
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.provision.graph import Ref
+from skerry.infra.targets.shared.aws_replica_roles import is_in_s3, mirror_policies
 from skerry.infra.targets.vertex import requests
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
@@ -48,10 +49,10 @@ _NAMING: Final = Service(
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInS3:
-    """The account and region of a store in S3."""
+    """The account of a store or of mirrors in S3, and the region of the first of them."""
 
     account: str
-    region: str
+    region: Text
 
 
 def build_resources(
@@ -114,29 +115,46 @@ class _Group:
         guest = ForeignReplica(key=key, part=part, slots=tuple(replica.slot for replica in replicas), group=group)
         # The user's own account has permissions already.
         read = () if own is not None else self._input_bindings(account, principal)
-        if self._s3_store is not None:
-            aws_access = self._aws_access(account, guest, self._s3_store)
-            resources = (account, *read, *aws_access.resources)
-            return _Access(account=account, resources=resources, environment=aws_access.environment)
-        given = () if own is not None else (self._binding(account, guest, principal),)
-        return _Access(account=account, resources=(account, *given, *read), environment={})
+        given = () if own is not None else tuple(self._bindings(account, guest, principal))
+        if self._s3_store is None:
+            return _Access(account=account, resources=(account, *given, *read), environment={})
+        aws_access = self._aws_access(account, guest, self._s3_store)
+        return _Access(
+            account=account,
+            resources=(account, *given, *read, *aws_access.resources),
+            environment={**aws_access.environment, **self._context.bucket_regions(aws_storage.Bucket.KIND)},
+        )
 
     def _input_bindings(self, account: ServiceAccount, principal: str) -> tuple[Resource, ...]:
-        store = None if self._s3_store is not None else (_STORE, self._place()[0])
+        store = None if self._is_in_s3 else (_STORE, self._place()[0])
         return tuple(input_bindings(self._context.inputs(self._group), account, principal, store))
 
-    def _binding(self, account: ServiceAccount, guest: ForeignReplica, principal: str) -> BucketBinding:
+    def _bindings(self, account: ServiceAccount, guest: ForeignReplica, principal: str) -> Iterator[BucketBinding]:
+        """Return the account's permissions in the store and in the mirrors, as far as they are in Cloud Storage."""
         bucket, prefix = self._place()
-        return BucketBinding(
-            key=account.key,
-            name=account.name,
-            region="",
-            why=f"{principal} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
-            after=(_STORE,),
-            bucket=bucket,
-            member=account.ref("email", before="serviceAccount:"),
-            rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),
-        )
+        member = account.ref("email", before="serviceAccount:")
+        if not self._is_in_s3:
+            yield BucketBinding(
+                key=account.key,
+                name=account.name,
+                region="",
+                why=f"{principal} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
+                after=(_STORE,),
+                bucket=bucket,
+                member=member,
+                rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),
+            )
+        for mirror in self._context.mirrors("gs"):
+            yield BucketBinding(
+                key=f"{mirror.key}-{account.key}",
+                name=account.name,
+                region="",
+                why=f"{principal} may keep the mirror in {mirror.bucket}; cannot overwrite its objects",
+                after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
+                bucket=mirror.bucket,
+                member=member,
+                rules=mirror_rules(mirror.prefix),
+            )
 
     def _aws_access(self, account: ServiceAccount, guest: ForeignReplica, s3_store: StoreInS3) -> CrossCloudAccess:
         _, prefix = self._place()
@@ -145,12 +163,18 @@ class _Group:
             self._context,
             replace(guest, part=name_with_room(guest.part, room)),
             account=s3_store.account,
-            bucket_arn=Ref(address=f"{aws_storage.Bucket.KIND}.{STORE}", output="arn"),
+            bucket_arn=Ref(address=f"{aws_storage.Bucket.KIND}.{STORE}", output="arn") if self._is_in_s3 else None,
             prefix=prefix,
+            mirrors=mirror_policies(self._context),
             region=s3_store.region,
             email=account.ref("email"),
             unique_id=account.ref("unique_id"),
         )
+
+    @property
+    def _is_in_s3(self) -> bool:
+        """Return whether the store is in S3; mirrors may be there without it."""
+        return is_in_s3(self._context)
 
     def _place(self) -> tuple[str, str]:
         """Return the bucket and prefix of the run."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.aws import s3 as aws_storage
 from skerry.infra.clouds.aws import tag_imported as aws_import
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
@@ -18,6 +19,7 @@ from skerry.infra.clouds.google.input_bindings import buckets_of
 from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.cost import prices
+from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.vertex import checks, costs, job_views
 from skerry.infra.targets.vertex.jobs import Jobs
 from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
@@ -100,7 +102,11 @@ class Vertex:
         return job_views.lines(self.google, state_record, cursor)
 
     def _s3_store(self, context: RunContext) -> StoreInS3 | None:
-        if not context.run_uri.startswith(_S3):
+        mirrors = context.mirrors("s3")
+        if context.run_uri.startswith(_S3):
+            region: Text = AwsHome(self.aws).environment(context)["AWS_REGION"]
+        elif mirrors:
+            region = Ref(address=f"{aws_storage.Bucket.KIND}.{mirrors[0].key}", output="region")
+        else:
             return None
-        region = AwsHome(self.aws).environment(context)["AWS_REGION"]
         return StoreInS3(account=self.aws.identity().account, region=region)

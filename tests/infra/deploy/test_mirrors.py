@@ -1,0 +1,123 @@
+"""Mirrors in the other cloud and in another region: their buckets and rights are created, repaired and deleted."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.infra.deploy.account import skerry, write_run
+
+from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import Elsewhere
+from skerry.runtime.store import open_store
+from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.testing.both_clouds import Clouds
+
+__all__ = ["skerry_clouds", "skerry_google", "skerry_sandbox"]
+
+HOME: Final = "s3://acme-skerry/runs/tiny"
+BATCH: Final = """\
+  - name: b
+    count: 1
+    target: {{kind: aws_batch, region: us-east-1, instance_types: [c7i.large], vcpus: 2, memory: 1GiB}}
+"""
+VERTEX: Final = """\
+  - name: v
+    count: 1
+    image: us-central1-docker.pkg.dev/{project}/skerry/replica@sha256:{digest}
+    target: {{kind: vertex, project: {project}, region: us-central1, machine: n2-standard-4}}
+"""
+MIRRORS: Final = """\
+limits: {max_hours: 24}
+replication:
+  - {to: gs://acme-dr/runs, log: every round}
+  - {to: s3://acme-west/runs, region: us-west-2}
+"""
+
+
+@pytest.fixture
+def clouds(skerry_clouds: Clouds) -> Clouds:
+    skerry_clouds.aws.any_image = True
+    skerry_clouds.google.any_image = True
+    return skerry_clouds
+
+
+@pytest.fixture
+def spec(tmp_path: Path, clouds: Clouds) -> str:
+    groups = (BATCH + VERTEX).format(project=clouds.google.project, digest="0123456789abcdef" * 4)
+    return str(write_run(tmp_path, groups, more=MIRRORS))
+
+
+def mark(uri: str) -> None:
+    """Begin a mirror of the run, as its replicas do."""
+    store = open_store(uri)
+    record = Elsewhere(why="mirror", uri=HOME, run="0" * 32, round=0, by="b-0", created="2026-01-01")
+    assert store.create(keys.ELSEWHERE, record.to_bytes())
+    assert store.create(keys.payload(1, "b-0", "0" * 32), b"x")
+
+
+def test_mirrors_are_created_repaired_and_deleted(spec: str, clouds: Clouds) -> None:
+    planned = skerry("plan", spec).output
+    assert "aws_bucket.mirror-acme-west  acme-west (us-west-2): a mirror of the run" in planned
+    assert "google_bucket.mirror-acme-dr  acme-dr (us-central1): a mirror of the run" in planned
+    skerry("apply", spec, "--auto-approve")
+    s3 = clouds.aws.client("s3")
+    assert s3.get_bucket_location(Bucket="acme-west")["LocationConstraint"] == "us-west-2"
+    tags = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket="acme-west")["TagSet"]}
+    assert tags["skerry:run"] == HOME
+    assert s3.get_bucket_encryption(Bucket="acme-west")
+    skerry("plan", spec, "--detailed-exitcode")
+    s3.delete_bucket_policy(Bucket="acme-west")
+    assert "aws_bucket.mirror-acme-west" in skerry("plan", spec, "--detailed-exitcode", code=2).output
+    skerry("apply", spec, "--auto-approve")
+    skerry("plan", spec, "--detailed-exitcode")
+    for uri in ("gs://acme-dr/runs/tiny", "s3://acme-west/runs/tiny"):
+        mark(uri)
+    kept = skerry("destroy", spec, "--yes", code=1).output
+    assert "left: the mirror at gs://acme-dr/runs/tiny: `--data` deletes it too" in kept
+    skerry("destroy", spec, "--yes", "--data")
+    assert (clouds.aws.inventory(), clouds.google.inventory()) == ({}, {})
+
+
+def test_objects_of_others_keep_the_bucket_of_a_mirror(spec: str, clouds: Clouds) -> None:
+    skerry("apply", spec, "--auto-approve")
+    mark("gs://acme-dr/runs/tiny")
+    restored = open_store("gs://acme-dr/runs/tiny-restored")
+    assert restored.create(keys.RUN, b"{}")
+    output = skerry("destroy", spec, "--yes", "--data").output
+    assert "kept: the bucket acme-dr, because 1 objects in it are not of this run" in output
+    assert bytes(restored.read(keys.RUN) or b"") == b"{}"
+    assert open_store("gs://acme-dr/runs/tiny").read(keys.ELSEWHERE) is None
+    assert clouds.google.inventory() == {"bucket": ("acme-dr",)}
+
+
+def test_bucket_of_the_user_holds_a_mirror_and_stays(spec: str, clouds: Clouds) -> None:
+    s3 = clouds.aws.client("s3")
+    s3.create_bucket(Bucket="acme-west", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    assert "byo" in skerry("plan", spec, code=1).output
+    own = ("--set", "replication[1].byo.bucket=true")
+    skerry("apply", spec, "--auto-approve", *own)
+    assert s3.get_bucket_location(Bucket="acme-west")["LocationConstraint"] == "us-west-2"
+    mark("s3://acme-west/runs/tiny")
+    skerry("destroy", spec, "--yes", "--data", *own)
+    assert clouds.aws.inventory() == {"bucket": ("acme-west",)}
+    assert s3.list_objects_v2(Bucket="acme-west")["KeyCount"] == 0
+
+
+def test_plan_names_the_rights_of_each_replica_on_each_mirror(spec: str, clouds: Clouds) -> None:
+    output = skerry("plan", spec, "-v").output
+    mirror = "aws_bucket.mirror-acme-west/runs/tiny"
+    for pattern in (
+        r"google_bucket_binding.mirror-acme-dr-b-",
+        r"google_bucket_binding.mirror-acme-dr-v-",
+        rf"may create, never overwrite .*{mirror}/\*",
+        rf"may delete .*{mirror}/payloads/\*, {mirror}/checkpoints/\*, {mirror}/private/\*",
+        r'"SKERRY_BUCKET_REGION_0": "acme-west=\$\{aws_bucket.mirror-acme-west.region\}"',
+    ):
+        assert re.search(pattern, output), pattern
+    assert clouds.aws.calls.writes == clouds.google.calls.writes == []
