@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from tests.infra.runs import Skerry, skerry, write_spec
+from tests.infra.runs import STANDIN, Skerry, skerry, write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,12 +105,12 @@ def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
     assert skerry("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
 
 
-def two_folders(tmp_path: Path) -> tuple[list[Path], list[str]]:
+def two_folders(tmp_path: Path, *behaviour: str, code: Path = STANDIN) -> tuple[list[Path], list[str]]:
     """The same endless run in two folders, with one store."""
     specs: list[Path] = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        specs.append(write_spec(tmp_path / name, count=1, restarts=0, code=CODE))
+        specs.append(write_spec(tmp_path / name, *behaviour, count=1, restarts=0, code=code))
     endless = [*changes(outer__rounds=100_000, outer__sync_every=4), f"--set=store={(tmp_path / 'store').as_uri()}"]
     return specs, endless
 
@@ -123,22 +123,22 @@ LIVE = (
 
 @pytest.mark.slow
 def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
-    specs, endless = two_folders(tmp_path)
+    specs, endless = two_folders(tmp_path, "a-0=wait")
     with Skerry("up", str(specs[0]), *endless, "-v") as first:
-        first.until(" INFO round_closed")
+        first.until("] ready")
         with Skerry("up", str(specs[1]), *endless) as second:
             assert second.end() == 2
         assert re.search(rf"^{LIVE} There is no terminal to ask on: add --take-over$", second.output, re.MULTILINE)
         assert not (tmp_path / "two" / ".skerry" / "test-run" / "logs").exists()
         destroyed = skerry("destroy", f"{(tmp_path / 'store').as_uri()}/test-run", "--yes")
         assert (destroyed.exit_code, "are at work; stop them first" in destroyed.output) == (2, True), destroyed.output
-        first.until(" INFO round_closed")
         first.interrupt()
+        first.until("] stopping cleanly")
         assert first.end() == 1
     # Nothing is live any more, so it is not asked about.
     with Skerry("up", str(specs[1]), *endless, "-v") as second:
         second.until("run test-run continues")
-        second.until(" INFO round_closed")
+        second.until("] ready")
         second.interrupt()
         second.end()
 
@@ -146,21 +146,21 @@ def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["n", "y"])
 def test_second_up_asks_on_a_terminal(tmp_path: Path, answer: str) -> None:
-    specs, endless = two_folders(tmp_path)
+    specs, endless = two_folders(tmp_path, "a-0=wait")
     with Skerry("up", str(specs[0]), *endless, "-v") as first:
-        first.until(" INFO round_closed")
+        first.until("] ready")
         terminal, keyboard = os.openpty()
         with Skerry("up", str(specs[1]), *endless, "-v", stdin=keyboard) as second:
             os.write(terminal, f"{answer}\n".encode())
             if answer == "n":
                 assert second.end() == 2
                 assert "nothing was changed" in second.output
-                first.until(" INFO round_closed")
                 first.interrupt()
+                first.until("] stopping cleanly")
                 first.end()
             else:
                 second.until("run test-run continues")
-                second.until(" INFO round_closed")
+                second.until("] ready")
                 assert first.end() == 1
                 second.interrupt()
                 second.end()
@@ -171,7 +171,7 @@ def test_second_up_asks_on_a_terminal(tmp_path: Path, answer: str) -> None:
 
 @pytest.mark.slow
 def test_take_over_from_another_folder_ends_the_replicas_of_the_first(tmp_path: Path) -> None:
-    specs, endless = two_folders(tmp_path)
+    specs, endless = two_folders(tmp_path, code=CODE)
     with Skerry("up", str(specs[0]), *endless, "-v") as first:
         first.until(" INFO round_closed")
         with Skerry("up", str(specs[1]), *endless, "-v", "--take-over") as second:

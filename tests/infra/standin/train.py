@@ -1,7 +1,7 @@
 """A replica without torch: claims its slot, beats, closes rounds, and behaves as its command line says.
 
 usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named finishes every round and ends with 0.
-    wait         beats until SIGTERM, then ends with 10
+    wait         beats until SIGTERM, then ends with 10; ends with 20 once a newer incarnation has its slot
     deaf         ignores SIGTERM
     crash-once   kills itself with SIGKILL in its first incarnation, finishes in the next
     child        starts a child in its group, then waits like `wait`
@@ -93,6 +93,8 @@ class StandIn:
         self.beat(0, "train")
         show("ready")
         while not self.stopping.wait(0.1):
+            if len(self.store.list(keys.members_prefix(self.place.slot))) > self.incarnation + 1:
+                return contract.ExitCode.PERMANENT
             self.beat(0, "train")
         show("stopping cleanly")
         return contract.ExitCode.RETRY
