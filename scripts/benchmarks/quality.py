@@ -44,6 +44,7 @@ from common.stacked import RunPlan, Stack, add_model_options, text_digest
 
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.error_feedback import DECAY
 from skerry.runtime.tensors.layout import Index
 from skerry.runtime.tensors.payload_encoder import encode, spec_of
 from skerry.runtime.tensors.piece_sums import Workspace
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 REPLICAS, ROUND_S, TUNING_SEEDS = 4, 20.0, (1000, 1001, 1002)
 BASE, CONTROL = "data parallel", "codec bf16"
-CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2")
+CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2", "sparse")
 OUTER: Sequence[Mapping[str, float]] = tuple(
     {"outer_lr": lr, "outer_momentum": momentum} for lr, momentum in itertools.product((0.5, 0.7, 1.0), (0.0, 0.5, 0.9))
 )
@@ -104,7 +105,10 @@ def arms(options: argparse.Namespace) -> list[Arm]:
         "one process": (replace(plan, rounds=rotating, synchronous=True, rotates=True), INNER),
         BASE: (replace(plan, synchronous=True), INNER),
         "skerry": (plan, OUTER),
-        **{_named(codec): (replace(plan, encoded=encoding(codec)), OUTER) for codec in CODECS},
+        **{
+            _named(codec): (replace(plan, encoded=encoding(codec), feedback=DECAY * (codec == "sparse")), OUTER)
+            for codec in CODECS
+        },
         "kills": (replace(plan, rounds=killed(steps, rounds)), OUTER),
         "one replica": (replace(plan, rounds=lone, synchronous=True), INNER),
     }

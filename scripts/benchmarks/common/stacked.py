@@ -48,6 +48,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 class RunPlan:
     """A run to train. rounds: the steps and weights of all replicas. encoded: applied to each pseudo-gradient.
 
+    feedback: of what that leaves out, so much is added to the replica's next one.
     synchronous: data parallel; every step averages the gradients of all replicas, and there is no outer step. shards:
     into how many the text is divided for its replicas: more than it has replicas if it sees a part of the text only.
     rotates: one replica that sees the batches of all shards in turn.
@@ -61,6 +62,7 @@ class RunPlan:
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     encoded: Callable[[Tensor], Tensor] | None = None
+    feedback: float = 0.0
     synchronous: bool = False
     rotates: bool = False
 
@@ -161,6 +163,7 @@ class Stack:
         self._rows = _Rows(torch.stack([first[plan.seed] for plan in owners]), train.build(self._of(0)), lr_S1)
         self._shared = [first[plan.seed].clone() for plan in plans]
         self._momentum = [torch.zeros_like(shared_N) for shared_N in self._shared]
+        self._left = [torch.zeros_like(first[plan.seed]) for plan in owners]
         self._taken = [0] * len(owners)
         numbers = range(len(owners))
         self._groups_S = torch.tensor(
@@ -226,14 +229,24 @@ class Stack:
             return
         weights = plan.rounds[number].weights
         sum_N = torch.zeros_like(shared_N)
-        for weight, params_N in zip(weights, self._rows.params_SN[rows], strict=True):
+        for row, weight in enumerate(weights, rows.start):
             if weight:
-                delta_N = shared_N - params_N
-                sum_N += weight * (delta_N if plan.encoded is None else plan.encoded(delta_N))
+                sum_N += weight * self._encoded(plan, row, shared_N - self._rows.params_SN[row])
         mean_N = sum_N / sum(weights)
         self._momentum[index].mul_(plan.outer_momentum).add_(mean_N)
         shared_N -= plan.outer_lr * (mean_N + plan.outer_momentum * self._momentum[index])
         self._rows.params_SN[rows] = shared_N
+
+    def _encoded(self, plan: RunPlan, row: int, delta_N: Tensor) -> Tensor:
+        """A replica's pseudo-gradient as the others get it."""
+        if plan.encoded is None:
+            return delta_N
+        if not plan.feedback:
+            return plan.encoded(delta_N)
+        whole_N = delta_N + self._left[row]
+        sent_N = plan.encoded(whole_N)
+        self._left[row] = plan.feedback * (whole_N - sent_N)
+        return sent_N
 
     def _of(self, seed: int) -> argparse.Namespace:
         return argparse.Namespace(**{**vars(self._options), "seed": seed})

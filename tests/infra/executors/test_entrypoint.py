@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import MISSING, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,6 +69,7 @@ def test_missing_sdk_is_reported_when_an_executor_is_built(name: str, monkeypatc
     executor: type[RunOptions] = getattr(executors, name)
     assert executor.SDK is not None
     module, extra = executor.SDK
+    assert find_spec(module) is not None
     monkeypatch.setitem(sys.modules, module, None)
     given = [field for field in fields(executor) if field.init]
     required = [field.name for field in given if field.default is field.default_factory is MISSING]

@@ -186,5 +186,6 @@ def test_ranks_on_a_new_machine_get_their_state_from_peers(tmp_path: Path) -> No
         torch.testing.assert_close(back.state, expected)
         assert back.parts_read == []
         back.stop()
+        dist.barrier()  # the server of the TCPStore ends with rank 0
 
     on_ranks(4, work)

@@ -11,32 +11,33 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS, DEVICE_FORMATS
 from skerry.runtime.tensors.layout import ITEM_BYTES, WIRE_TYPES
 
 if TYPE_CHECKING:
-    from skerry.runtime.tensors.codecs.blocks import BlockFormat
+    from skerry.runtime.tensors.codecs.blocks import BlockFormat, WireFormat
 
 LARGEST = float(np.finfo(np.float32).max)
-FORMATS = list(BLOCK_FORMATS.values())
-NAMES = list(BLOCK_FORMATS)
+FORMATS = list(DEVICE_FORMATS.values())
+NAMES = list(DEVICE_FORMATS)
+SPARSE = BLOCK_FORMATS["sparse100x6400"]
 
 
-def encoded(blocks: BlockFormat, values: torch.Tensor) -> torch.Tensor:
+def encoded(blocks: WireFormat, values: torch.Tensor) -> torch.Tensor:
     items = -(-values.numel() // blocks.wire.elements)
     target = torch.full((items * blocks.wire.item_bytes,), 0xAA, dtype=torch.uint8)
     blocks.write(values, target.numpy().data)
     return target
 
 
-def decoded(blocks: BlockFormat, data: torch.Tensor, factor: float | None = None) -> torch.Tensor:
+def decoded(blocks: WireFormat, data: torch.Tensor, factor: float | None = None) -> torch.Tensor:
     """All elements of all items, also those that fill the last one."""
     total = np.full(data.numel() // blocks.wire.item_bytes * blocks.wire.elements, np.nan, dtype=np.float32)
     blocks.add(data.numpy().data, total, factor, first=True)
     return torch.from_numpy(total)
 
 
-def back(blocks: BlockFormat, values: torch.Tensor) -> torch.Tensor:
+def back(blocks: WireFormat, values: torch.Tensor) -> torch.Tensor:
     return decoded(blocks, encoded(blocks, values))[: values.numel()]
 
 
@@ -48,12 +49,16 @@ def fixed() -> torch.Tensor:
     return torch.from_numpy(np.ldexp(mixed.astype(np.float32) - np.float32(1 << 23), powers).astype(np.float32))
 
 
-def any_bytes(blocks: BlockFormat, items: int = 500) -> torch.Tensor:
+def any_bytes(blocks: WireFormat, items: int = 500) -> torch.Tensor:
     """Items of all kinds of codes and scales, from integers alone."""
     steps = np.arange(items * blocks.wire.item_bytes, dtype=np.uint64)
     data = ((steps * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(56)).astype(np.uint8)
     rows = data.reshape(items, -1)
     rows[:, 1] = 0x20 + np.arange(items) % 0x40  # positive scales, 1e-19 to 1e19
+    if blocks is SPARSE:  # 100 high bits, in several patterns
+        rows[:, 77:102] = np.array([0xF0, 0x3C, 0x55, 0x99], dtype=np.uint8)[
+            np.add.outer(np.arange(items), range(25)) % 4
+        ]
     return torch.from_numpy(data)
 
 
@@ -66,10 +71,11 @@ DECODED = {
     "int8x254": "823bc021d43a42dac666cd1b73cd34dd",
     "int4x252": "0068d1122735e06d6e3f8f05267552fe",
     "int2x248": "9145f76831e4ebdbada8194a1788b7f5",
+    "sparse100x6400": "18d9c3be34ec7efccb964bbe16ec4dd7",
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_decoded_bits_are_the_same_everywhere(name: str) -> None:
     blocks = BLOCK_FORMATS[name]
     values = torch.cat([decoded(blocks, any_bytes(blocks)), decoded(blocks, any_bytes(blocks), 0.3)])
@@ -109,7 +115,7 @@ def test_relative_error_of_normal_values_is_small(name: str, limit: float) -> No
 )
 @settings(max_examples=150)
 def test_error_of_an_element_is_half_a_step_of_its_block(name: str, count: int, size: float, seed: int) -> None:
-    blocks = BLOCK_FORMATS[name]
+    blocks = DEVICE_FORMATS[name]
     values = (torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 2 - 1) * size
     error = (back(blocks, values) - values).abs()
     for begin in range(0, count, blocks.wire.elements):
@@ -128,8 +134,8 @@ def test_no_finite_value_becomes_anything_else(blocks: BlockFormat, value: float
     assert (got - values).abs().max() <= max(abs(value) * (0.6 if blocks.largest == 10 else 0.01), 1e-29)
 
 
-@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
-def test_rest_of_the_last_item_is_filled_with_zeros(blocks: BlockFormat) -> None:
+@pytest.mark.parametrize("blocks", BLOCK_FORMATS.values(), ids=BLOCK_FORMATS)
+def test_rest_of_the_last_item_is_filled_with_zeros(blocks: WireFormat) -> None:
     values = torch.full((blocks.wire.elements + 3,), 5.0)
     padded = torch.cat([values, torch.zeros(blocks.wire.elements - 3)])
     assert torch.equal(encoded(blocks, values), encoded(blocks, padded))
@@ -145,15 +151,15 @@ def test_bytes_do_not_depend_on_the_size_of_a_piece(blocks: BlockFormat, monkeyp
     assert torch.equal(blocks.write_on_device(values), expected)
 
 
-@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("blocks", BLOCK_FORMATS.values(), ids=BLOCK_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_floats_are_encoded_by_value(blocks: BlockFormat, dtype: torch.dtype) -> None:
+def test_sixteen_bit_floats_are_encoded_by_value(blocks: WireFormat, dtype: torch.dtype) -> None:
     values = torch.randn(70_000).to(dtype)
     assert torch.equal(encoded(blocks, values), encoded(blocks, values.float()))
 
 
-@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
-def test_adding_is_the_sum_of_the_decoded(blocks: BlockFormat) -> None:
+@pytest.mark.parametrize("blocks", BLOCK_FORMATS.values(), ids=BLOCK_FORMATS)
+def test_adding_is_the_sum_of_the_decoded(blocks: WireFormat) -> None:
     first, second = torch.randn(60_000), torch.randn(60_000)
     total = decoded(blocks, encoded(blocks, first)).numpy().copy()
     blocks.add(encoded(blocks, second).numpy().data, total, 3.0, first=False)
@@ -161,6 +167,44 @@ def test_adding_is_the_sum_of_the_decoded(blocks: BlockFormat) -> None:
     assert np.array_equal(total, expected.numpy())
 
 
+def test_sparse_sends_the_largest_elements_of_each_block() -> None:
+    values = torch.randn(6400 * 3, generator=torch.Generator().manual_seed(5))
+    got = back(SPARSE, values).view(3, 6400)
+    largest = values.view(3, 6400).abs().topk(100).indices.sort().values
+    assert torch.equal(got.nonzero()[:, 1].view(3, 100), largest)
+    sent = values.view(3, 6400).gather(1, largest)
+    assert (got.gather(1, largest) - sent).norm() < 0.1 * sent.norm()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 1e-30, 1.0, LARGEST, -LARGEST])
+def test_sparse_sends_the_first_of_equal_elements_and_no_zeros(value: float) -> None:
+    got = back(SPARSE, torch.full((7000,), value))
+    expected = torch.zeros(7000)
+    expected[:100] = expected[6400:6500] = value
+    assert torch.equal(got != 0, expected != 0)
+    assert (got - expected).abs().max() <= max(abs(value) * 0.07, 1e-29)
+
+
+def test_sparse_block_of_few_elements_has_only_those() -> None:
+    values = torch.zeros(7000)
+    values[5], values[6399], values[6400] = 3.0, -2.9, 1e-3
+    assert back(SPARSE, values).nonzero().flatten().tolist() == [5, 6399, 6400]
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_sparse_reader_accepts_any_bytes(seed: int) -> None:
+    data = torch.randint(0, 256, (128 * 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    rows = data.view(20, 128)
+    rows[:, 1] = 0x3F
+    rows[::2, 77:102] = torch.tensor([0xF0] * 25, dtype=torch.uint8)  # as many bits as a block must have
+    rows[1::2, 77:90] = 0xFF  # more than that
+    got = decoded(SPARSE, data).view(20, 6400)
+    assert got.isfinite().all()
+    assert not got[1::2].any()
+    assert got[::2].any(dim=1).all()
+
+
 def test_no_cut_of_a_body_splits_an_item() -> None:
     assert {1 << 20} == {(1 << 20) // wire.item_bytes * wire.item_bytes for wire in WIRE_TYPES.values()}
-    assert set(ITEM_BYTES) | set(NAMES) == set(WIRE_TYPES)
+    assert set(ITEM_BYTES) | set(BLOCK_FORMATS) == set(WIRE_TYPES)

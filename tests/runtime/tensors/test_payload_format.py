@@ -261,8 +261,8 @@ def test_hostile_json_is_corrupt(text: bytes) -> None:
 
 
 def test_other_version_is_invalid_and_other_file_is_corrupt() -> None:
-    with pytest.raises(Invalid, match="version=3 known=1, 2"):
-        read(HEAD[:8] + (3).to_bytes(8, "little") + HEAD[16:])
+    with pytest.raises(Invalid, match="version=4 known=1, 2, 3"):
+        read(HEAD[:8] + (4).to_bytes(8, "little") + HEAD[16:])
     with pytest.raises(Corrupt, match="bad version: key=the/key version=2 codec=none"):
         read(HEAD[:8] + (2).to_bytes(8, "little") + HEAD[16:])
     with pytest.raises(Corrupt, match="not a payload"):
@@ -298,7 +298,7 @@ def test_headers_join_only_complete_and_in_order() -> None:
 
 def test_format_is_frozen() -> None:
     assert (payload_format.MAGIC, BLOCK_BYTES) == (b"skerry\r\n", 1 << 20)
-    assert payload_format.VERSIONS == {"none": 1, "bf16": 1, "int8": 2, "int4": 2, "int2": 2}
+    assert payload_format.VERSIONS == {"none": 1, "bf16": 1, "int8": 2, "int4": 2, "int2": 2, "sparse": 3}
     assert PART.digest == "67fcd6256f483570b63aba3e03a89953"
 
 

@@ -53,7 +53,7 @@ def test_torchfts_should_quantize_sends_int8() -> None:
     assert codecs(store) == {"int8"}
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "int2", "sparse"])
 def test_replicas_of_a_quantizing_run_have_the_same_bits(codec: Codec) -> None:
     store = MemoryStore()
     trained(store, codec=codec)

@@ -39,7 +39,7 @@ class SageMakerExecutor(CloudExecutor):
     SageMaker uploads /opt/ml/model; None is with the run.
     """
 
-    SDK: ClassVar[tuple[str, str] | None] = ("sagemaker", "sagemaker")
+    SDK: ClassVar[tuple[str, str] | None] = ("boto3", "sagemaker")
 
     region: str
     role: str

@@ -35,6 +35,7 @@ def _problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
     yield from _nothing_to_make_up(document)
+    yield from _sparse_reduction(document)
     yield from _mixed_targets(document, kinds)
     yield from _missing_image(document, kinds)
     yield from _limits_without_jobs(document, kinds)
@@ -62,6 +63,12 @@ def _nothing_to_make_up(document: Document) -> Iterator[Problem]:
     if document.value(where) is True and document.value(("outer", "rounds")) is None:
         text = "needs a number of rounds; write e.g. outer.rounds: 200, or remove this"
         yield document.problem(where, text)
+
+
+def _sparse_reduction(document: Document) -> Iterator[Problem]:
+    where: Where = ("outer", "reduction")
+    if document.value(where) == "reduce_scatter" and document.value(("outer", "codec")) == "sparse":
+        yield document.problem(where, "codec sparse has no reduce_scatter; write reduction: auto, or remove this")
 
 
 def _too_few_replicas(document: Document) -> Iterator[Problem]:

@@ -51,9 +51,10 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
 Weight = Annotated[float, Field(ge=1e-30, le=1e30)]
 Scope = Literal["fragments", "registered", "average"]
-Codec = Literal["none", "bf16", "int8", "int4", "int2"]
+Codec = Literal["none", "bf16", "int8", "int4", "int2", "sparse"]
 """How tensors are transmitted. none: bytes are unchanged. bf16: float32 as bfloat16, all other dtypes unchanged. int8,
-int4, int2: averaged floats in blocks of so many bits an element, all other tensors unchanged (see `tensors.codecs`)."""
+int4, int2: averaged floats in blocks of so many bits an element, all other tensors unchanged (see `tensors.codecs`).
+sparse: of averaged floats one in 64, what is left out is sent later."""
 Reduction = Literal["all_gather", "reduce_scatter"]
 """all_gather: every replica reads every contribution. reduce_scatter: every member reduces a share, for all."""
 Layout = Literal[1, 2]

@@ -24,7 +24,7 @@ from skerry.runtime.log.records import (
     Xxh128,
 )
 
-CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "auto"]
+CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "sparse", "auto"]
 """A codec, or auto: see `codec_for`."""
 
 

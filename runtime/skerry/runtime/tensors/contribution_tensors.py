@@ -1,7 +1,8 @@
 """Tensors that travel together as one contribution, and their copies in host memory.
 
 CPU tensors are used in place. Tensors of a device, and tensors that are not contiguous, go through a host buffer.
-Tensors of a device that the codec quantizes are encoded there, and only the result is copied.
+Tensors of a device that the codec quantizes are encoded there, and only the result is copied; those of a sparse
+codec are copied whole, because what is left of earlier ones is in host memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from skerry.runtime.tensors.codecs import DEVICE_FORMATS
 from skerry.runtime.tensors.device_encoding import EncodedTensor, begin_encoding, encodes_on
 from skerry.runtime.tensors.dtensor import local_shard
 from skerry.runtime.tensors.host_copies import begin_host_copy
@@ -66,7 +68,7 @@ class TensorBatch:
         spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), op)
         wire = wire_type(spec, self._codec_if(quantizes=quantize))
         encoded, copied = None, None
-        if encodes_on(tensor.device) and wire in BLOCKS.values():
+        if encodes_on(tensor.device) and wire in DEVICE_FORMATS:
             encoded = begin_encoding(tensor, wire)
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
         else:

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.codecs import DEVICE_FORMATS
 from skerry.runtime.tensors.host_copies import begin_host_copy
 
 
@@ -44,7 +44,7 @@ def encodes_on(device: torch.device) -> bool:
 def begin_encoding(tensor: torch.Tensor, wire: str) -> EncodedTensor:
     """Queue the encoding of `tensor`, and the copies of its results, on its device."""
     source = tensor.reshape(-1)
-    data, _ = begin_host_copy(BLOCK_FORMATS[wire].write_on_device(source))
+    data, _ = begin_host_copy(DEVICE_FORMATS[wire].write_on_device(source))
     norm = cast("torch.Tensor", torch.linalg.vector_norm(source, dtype=torch.float64))
     squares, copied = begin_host_copy(norm.square().reshape(1))
     return EncodedTensor(wire=wire, source=source, data=data, squares=squares, copied=copied)

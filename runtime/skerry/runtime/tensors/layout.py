@@ -55,9 +55,15 @@ WIRE_TYPES: Final[Mapping[str, WireType]] = {
     "int8x254": WireType(256, 254),
     "int4x252": WireType(128, 252),
     "int2x248": WireType(64, 248),
+    "sparse100x6400": WireType(128, 6400),
 }
-"""How elements are transmitted: as elements of a dtype, or in blocks of a scale (2 bytes) and so many bits for each."""
-BLOCKS: Final[Mapping[Codec, str]] = {"int8": "int8x254", "int4": "int4x252", "int2": "int2x248"}
+"""How elements are transmitted: as elements of a dtype, or in blocks that begin with a scale of 2 bytes."""
+BLOCKS: Final[Mapping[Codec, str]] = {
+    "int8": "int8x254",
+    "int4": "int4x252",
+    "int2": "int2x248",
+    "sparse": "sparse100x6400",
+}
 _QUANTIZED: Final = frozenset({"float32", "float16", "bfloat16"})
 MIN_QUANTIZED: Final = 4096
 """Smaller tensors (norms, biases) are a thousandth of a model, and their exactness is worth more than their bytes."""

@@ -61,7 +61,7 @@ __all__ = [
 
 MAGIC: Final = b"skerry\r\n"
 """The line end detects a transfer that changed line ends, as in PNG."""
-VERSIONS: Final[Mapping[Codec, int]] = {"none": 1, "bf16": 1, "int8": 2, "int4": 2, "int2": 2}
+VERSIONS: Final[Mapping[Codec, int]] = {"none": 1, "bf16": 1, "int8": 2, "int4": 2, "int2": 2, "sparse": 3}
 MAX_HEADER_BYTES: Final = 4 << 20
 """MAX_SLICES slices with the longest names and shapes fit."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.tensors.contribution_tensors import TensorBatch
+from skerry.runtime.tensors.error_feedback import STATE
 from skerry.runtime.training.early_round_end_check import StragglerMonitor
 from skerry.runtime.training.evaluation_pause import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
@@ -55,11 +56,15 @@ def lifecycle_of(
         session.executor("recorder"),
         near,
     )
+    private = PrivateState(session.log, session.presence, session.clock.nonce, session.group, near)
+    if session.codec == "sparse":
+        feedback = session.averager.feedback
+        private.register(STATE, feedback.load_state_dict, feedback.state_dict)
     log_follower = LogFollower(
         session,
         trainer,
         recorder,
-        PrivateState(session.log, session.presence, session.clock.nonce, session.group, near),
+        private,
         PartialRoundStore(
             session.log,
             session.presence,

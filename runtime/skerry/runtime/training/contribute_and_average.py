@@ -17,6 +17,7 @@ from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
+from skerry.runtime.tensors.error_feedback import ErrorFeedback
 from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
 from skerry.runtime.tensors.reduce import Source, average
@@ -77,7 +78,7 @@ class _Ruling(Record):
 
 
 class Averager:
-    """Runs exchanges one at a time; buffers are reused."""
+    """Runs exchanges one at a time; buffers are reused. feedback: what sparse contributions have left out."""
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class Averager:
         self._clock = clock
         self._ranks = ranks
         self._workspace = Workspace()
+        self.feedback = ErrorFeedback()
         self._indices: tuple[str, ...] = ()
         self._last: Decision | None = None
         self._writer = ContributionWriter(log.store, exchange, presence, ranks, max_norm)
@@ -133,6 +135,11 @@ class Averager:
         uploaded = self._clock.now()
         ruling = self._ranks.broadcast_from_rank0(
             "decide", lambda: self._decide(place, opened, index, encoded, round_seconds), _Ruling
+        )
+        self.feedback.settle(
+            place.round,
+            trained.fragment,
+            [self._mine(c) for c in ruling.contributions if c.slot == self._presence.slot],
         )
         decided = self._clock.now()
         digest = self._ranks.reduce_on_rank0(
@@ -196,6 +203,7 @@ class Averager:
         trained: Trained,
     ) -> tuple[Encoded | None, float | None]:
         """Contribute or abstain. Returns this rank's encoded part if it is in the log, and the norm over all ranks."""
+        self.feedback.begin(place.round, trained.fragment)
         encoded, written = self._writer.write(
             place,
             index,
@@ -227,6 +235,7 @@ class Averager:
                 send(part, data)
             sending_s += self._clock.now() - since
 
+        self.feedback.add(hosts, index)
         try:
             encoded = self._writer.encode(hosts, index, batch.encoded(), None if send is None else timed)
         except NotFinite as error:
@@ -237,6 +246,8 @@ class Averager:
             raise Invalid(
                 f"NaN or infinity in the pseudo-gradient of parameter {name!r} (element {element})"
             ) from error
+        if send is not None:
+            self.feedback.keep(hosts, encoded)
         self._encode_s = self._clock.now() - began - sending_s
         return encoded
 
@@ -319,11 +330,9 @@ class Averager:
 
     def _proposed(self, index: Index) -> Callable[[int], Reduction]:
         """The reduction that this replica proposes for so many members."""
-
-        def choose(members: int) -> Reduction:
-            return self._reduction or cheaper_reduction(sum(index.wire_bytes), members)
-
-        return choose
+        # A published average of sparse contributions would be as large as the dense one.
+        forced = "all_gather" if index.codec == "sparse" else self._reduction
+        return lambda members: forced or cheaper_reduction(sum(index.wire_bytes), members)
 
     def _scatter(self, ruling: _Ruling, *, patient: bool) -> Scatter:
         members = [share.slot for share in ruling.decision.members]

@@ -140,7 +140,8 @@ def join_run(
 
     new_run: the run to start; None: one without end, named as the last part of the prefix. stop: ends all waiting; None
     makes an event.
-    Raises Invalid for a store that ignores conditions, and for spares in a run that makes up for lost work.
+    Raises Invalid for a store that ignores conditions, for spares in a run that makes up for lost work, and for a
+    reduction that the codec does not have.
     """
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
@@ -164,6 +165,8 @@ def join_run(
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
     codec = codec_for(terms.codec, is_local=opened.profile.is_local)
+    if codec == "sparse" and terms.reduction == "reduce_scatter":
+        raise Invalid("codec sparse cannot be averaged by reduce_scatter; set reduction to auto")
     exchange = Exchange(
         log=log,
         presence=presence,

@@ -127,7 +127,9 @@ class RoundRunner:
         self.round.restart()
 
     def add(self, tensor: torch.Tensor, op: Op, *, quantize: bool = False) -> OpenExchange:
-        """Add `tensor` to the open exchange. Raises Invalid if DiLoCo's one exchange of the round has begun."""
+        """Add `tensor` to the open exchange. Raises Invalid after DiLoCo's one exchange, for sparse without DiLoCo."""
+        if self._session.codec == "sparse" and not self._log_follower.trainer.fragments:
+            raise Invalid("codec sparse is for the pseudo-gradients of DiLoCo; choose another codec for this wrapper")
         if self._log_follower.trainer.fragments and any(exchange.job is not None for exchange in self.round.exchanges):
             raise Invalid(
                 "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
@@ -137,9 +139,8 @@ class RoundRunner:
         return exchange
 
     def _open_exchange(self) -> OpenExchange:
-        follower, now = self._log_follower, self._session.clock.now()
-        fragments = follower.trainer.fragments
-        exchange = self.round.current(follower.position, fragments, now, self._new_batch)
+        follower, fragments = self._log_follower, self._log_follower.trainer.fragments
+        exchange = self.round.current(follower.position, fragments, self._session.clock.now(), self._new_batch)
         if fragments and not exchange.tensors.parameters:
             exchange.tensors.parameters = follower.trainer.parameters_of(follower.position.round % fragments)
         return exchange

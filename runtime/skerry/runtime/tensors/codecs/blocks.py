@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,27 @@ _DEVICE_ROWS: Final = 1 << 15
 """A piece of 8 Mi elements: few calls, and temporary tensors of 32 MiB each."""
 
 
+class WireFormat(Protocol):
+    """A wire type that is no dtype: items of several elements, encoded and added in host memory."""
+
+    @property
+    def wire(self) -> WireType:
+        """The sizes of an item."""
+        ...
+
+    def write(self, source: torch.Tensor, target: memoryview) -> None:
+        """Encode [N] floats into [items * item_bytes] bytes. Elements that are not finite are undefined."""
+        ...
+
+    def add(self, data: memoryview, total: Array, factor: float | None, *, first: bool) -> None:
+        """Add the decoded items at the start of `data`, times `factor`, to the floats of `total`; or set them (first).
+
+        total: [items * elements] float32. The factor is applied to the scales, which then have 16 significant bits:
+        it changes by less than 2^-15, and code * scale is still exact.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat:
     """A wire type of blocks, R at a time.
@@ -57,10 +78,9 @@ class BlockFormat:
     device_encode: Callable[[torch.Tensor], torch.Tensor]
 
     def write(self, source: torch.Tensor, target: memoryview) -> None:
-        """Encode [N] floats into [items * item_bytes] bytes. Elements that are not finite are undefined."""
+        """As in `WireFormat`."""
         each = self.wire.elements
         rows = np.frombuffer(target, dtype=np.uint8).reshape(-1, self.wire.item_bytes)
-        halves = rows.view("<u2")
         scratch = np.empty((_ROWS, each), dtype=np.float32)
         for row in range(0, len(rows), _ROWS):
             piece = source[row * each : (row + _ROWS) * each]
@@ -73,11 +93,10 @@ class BlockFormat:
                 flat = scaled.reshape(-1)
                 cast(piece, torch.from_numpy(flat[:size]))
                 flat[size:] = 0
-            scale = np.clip(self.scale(values), np.float32(MIN_SCALE), self._limit)
-            bits = (scale.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-            halves[row : row + count, 0] = bits >> 16
-            np.multiply(values, (np.float32(1) / bits.view(np.float32))[:, np.newaxis], out=scaled)
-            self.encode(scaled, rows[row : row + count, SCALE_BYTES:])
+            inside = rows[row : row + count]
+            scale = write_scales(inside, self.scale(values), self._limit)
+            np.multiply(values, (np.float32(1) / scale)[:, np.newaxis], out=scaled)
+            self.encode(scaled, inside[:, SCALE_BYTES:])
 
     def write_on_device(self, source: torch.Tensor) -> torch.Tensor:
         """The bytes of `write`, [items * item_bytes], for [N] floats on any device; computed and returned there."""
@@ -96,26 +115,14 @@ class BlockFormat:
 
     @cached_property
     def _limit(self) -> np.float32:
-        """The largest scale: the largest finite number divided by the largest code, with 8 significant bits.
-
-        Cutting makes it less than 0.4 % smaller, so no element becomes a code that is larger by one half.
-        """
-        scale = np.array([np.finfo(np.float32).max / self.largest], dtype=np.float32)
-        return (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)[0]
+        return exact_limit(self.largest)
 
     def add(self, data: memoryview, total: Array, factor: float | None, *, first: bool) -> None:
-        """Add the decoded items at the start of `data`, times `factor`, to the floats of `total`; or set them (first).
-
-        total: [items * elements] float32. The factor is applied to the scales, which then have 16 significant bits:
-        it changes by less than 2^-15, and code * scale is still exact.
-        """
+        """As in `WireFormat`."""
         sums = total.reshape(-1, self.wire.elements)
         rows = np.frombuffer(data, dtype=np.uint8, count=len(sums) * self.wire.item_bytes)
         rows = rows.reshape(-1, self.wire.item_bytes)
-        halves = np.frombuffer(rows, dtype="<u2").reshape(len(rows), -1)[:, 0]
-        scales = np.left_shift(halves, 16, dtype=np.uint32).view(np.float32)
-        if factor is not None:
-            scales = np.bitwise_and((scales * np.float32(factor)).view(np.uint32), 0xFFFFFF00).view(np.float32)
+        scales = read_scales(rows, factor)
         scratch = np.empty((_ROWS, self.wire.elements), dtype=np.float32)
         for row in range(0, len(rows), _ROWS):
             inside = slice(row, row + _ROWS)
@@ -125,6 +132,31 @@ class BlockFormat:
             np.multiply(values, scales[inside, np.newaxis], out=values)
             if not first:
                 np.add(sums[inside], values, out=sums[inside])
+
+
+def exact_limit(largest: int) -> np.float32:
+    """The largest scale: the largest finite number divided by the largest code, with 8 significant bits.
+
+    Cutting makes it less than 0.4 % smaller, so no element becomes a code that is larger by one half.
+    """
+    scale = np.array([np.finfo(np.float32).max / largest], dtype=np.float32)
+    return (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)[0]
+
+
+def write_scales(rows: Array, scales: Array, limit: np.float32) -> Array:
+    """Write [R] scales, rounded up to 8 significant bits, to [R, item_bytes]; returns them as they were written."""
+    scale = np.clip(scales, np.float32(MIN_SCALE), limit)
+    bits = (scale.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    rows.view("<u2")[:, 0] = bits >> 16
+    return bits.view(np.float32)
+
+
+def read_scales(rows: Array, factor: float | None) -> Array:
+    """[R] scales of [R, item_bytes]; with a factor their product, cut to 16 significant bits."""
+    scales = np.left_shift(rows.view("<u2")[:, 0], 16, dtype=np.uint32).view(np.float32)
+    if factor is None:
+        return scales
+    return np.bitwise_and((scales * np.float32(factor)).view(np.uint32), 0xFFFFFF00).view(np.float32)
 
 
 def magnitude(values: Array) -> Array:
