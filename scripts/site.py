@@ -55,6 +55,7 @@ MENU: Final = {
             "infra/vertex",
             "infra/kubernetes",
             "infra/slurm",
+            "infra/hf-jobs",
             "infra/across-clouds",
         ),
         *("runtime/README", "images/README", "infra/skerry/testing/README", "infra/skerry/testing/google/README"),

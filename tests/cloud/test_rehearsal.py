@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.cloud import settings as names
 from tests.cloud.place import placed
-from tests.cloud.processes import Processes
 
 from skerry.runtime.errors import Invalid
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
+from skerry.testing.processes import Processes
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

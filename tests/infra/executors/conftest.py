@@ -9,6 +9,7 @@ from tests.infra.clouds.aws.account import share_clients
 from tests.support.batchplace import make_place, make_role
 
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
 from skerry.testing.sandbox import Sandbox
 
@@ -66,3 +67,16 @@ def google(project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     project.reset()
     yield project
     assert not project.violations
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HuggingFaceSandbox]:
+    with HuggingFaceSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def huggingface(hub: HuggingFaceSandbox) -> Iterator[HuggingFaceSandbox]:
+    hub.reset()
+    yield hub
+    assert hub.violations == []

@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.accounts import aws_account, aws_sandbox, quick
-from tests.infra.targets.runs import BatchRun, ClusterAndAccount, KubernetesRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import (
+    BatchRun,
+    ClusterAndAccount,
+    HfJobsRun,
+    KubernetesRun,
+    SageMakerRun,
+    TargetRun,
+    VertexRun,
+)
 
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
 
 if TYPE_CHECKING:
@@ -54,11 +63,33 @@ def kubernetes_place(kubernetes_sandbox: KubernetesSandbox, aws_sandbox: Sandbox
     return ClusterAndAccount(kubernetes_sandbox, aws_sandbox)
 
 
+@pytest.fixture(scope="session")
+def hub() -> Iterator[HuggingFaceSandbox]:
+    with HuggingFaceSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def huggingface(hub: HuggingFaceSandbox) -> Iterator[HuggingFaceSandbox]:
+    hub.reset()
+    yield hub
+    assert hub.violations == []
+
+
+@pytest.fixture
+def hf_jobs_place(huggingface: HuggingFaceSandbox, aws_sandbox: Sandbox) -> ClusterAndAccount:
+    return ClusterAndAccount(huggingface, aws_sandbox)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
     """A run on the target that the test is parametrised with."""
     kind: type[TargetRun] = request.param
-    fixtures: dict[type[TargetRun], str] = {VertexRun: "google_sandbox", KubernetesRun: "kubernetes_place"}
+    fixtures: dict[type[TargetRun], str] = {
+        VertexRun: "google_sandbox",
+        KubernetesRun: "kubernetes_place",
+        HfJobsRun: "hf_jobs_place",
+    }
     return kind(tmp_path, request.getfixturevalue(fixtures.get(kind, "aws_sandbox")))
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from skerry.testing.calls import Calls
     from skerry.testing.google.sandbox import GoogleSandbox
-    from skerry.testing.kubernetes import KubernetesSandbox
-    from skerry.testing.kubernetes.controls import JobControls
     from skerry.testing.sandbox import Sandbox
 
 SAGEMAKER_GROUP = """\
@@ -29,6 +27,15 @@ KUBERNETES_GROUP = """\
   - name: a
     count: {count}
     target: {{kind: kubernetes, namespace: train, {secret}}}
+"""
+HF_JOBS_GROUP = """\
+  - name: a
+    count: {count}
+    target:
+      kind: hf_jobs
+      namespace: acme
+      flavor: cpu-basic
+      secrets: {{AWS_ACCESS_KEY_ID: REPLICA_KEY_ID, AWS_SECRET_ACCESS_KEY: REPLICA_SECRET_KEY}}
 """
 VERTEX_GROUP = """\
   - name: a
@@ -144,12 +151,14 @@ class VertexRun(TargetRun):
 
 
 class ClusterAndAccount:
-    """A cluster, and the AWS account with the store: as one sandbox."""
+    """A cluster or another service, and the AWS account with the store: as one sandbox."""
 
-    def __init__(self, cluster: KubernetesSandbox, account: Sandbox) -> None:
+    def __init__(self, cluster: Any, account: Sandbox) -> None:
         self.cluster = cluster
         self.account = account
-        self.environment = {**account.environment, **cluster.environment}
+        keys = {"REPLICA_KEY_ID": "AWS_ACCESS_KEY_ID", "REPLICA_SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
+        own = {name: account.environment[variable] for name, variable in keys.items()}
+        self.environment = {**account.environment, **cluster.environment, **own}
         self.settling = 0
 
     @property
@@ -157,7 +166,7 @@ class ClusterAndAccount:
         return self.cluster.calls
 
     @property
-    def jobs(self) -> JobControls:
+    def jobs(self) -> Any:
         return self.cluster.jobs
 
     def inventory(self) -> dict[str, tuple[str, ...]]:
@@ -197,6 +206,22 @@ class KubernetesRun(TargetRun):
         jobs = self.sandbox.cluster.objects.list("jobs", "")
         conditions = [[each["type"] for each in job["status"].get("conditions", ())] for job in jobs]
         return sum(not {"Complete", "Failed"} & set(types) for types in conditions)
+
+
+class HfJobsRun(TargetRun):
+    KIND = "hf_jobs_job"
+    CREATE = "huggingface:RunJob"
+    CREATED: ClassVar = {"bucket": 1}
+    IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
+    sandbox: ClusterAndAccount
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.jobs
+
+    def group(self, count: int, options: str) -> str:
+        del options
+        return HF_JOBS_GROUP.format(count=count)
 
 
 def delete_state(operator: Operator) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
 from tests.infra.kit import Killed
-from tests.infra.targets.runs import BatchRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.infra.clouds.google.session import Google
+from skerry.infra.targets.hf_jobs.hub import Hub
 from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import SkerryError
@@ -34,11 +35,18 @@ SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
     SageMakerRun: (2, 2, 2),
     VertexRun: (1, 5, 4),
     KubernetesRun: (2, 4, 4),
+    HfJobsRun: (2, 2, 2),
 }
 # The many calls for AWS Batch are divided between tests, so that several processes share them.
 PARTS = pytest.mark.parametrize(
     ("run", "part", "parts"),
-    [*((BatchRun, part, 3) for part in range(3)), (SageMakerRun, 0, 1), (VertexRun, 0, 1), (KubernetesRun, 0, 1)],
+    [
+        *((BatchRun, part, 3) for part in range(3)),
+        (SageMakerRun, 0, 1),
+        (VertexRun, 0, 1),
+        (KubernetesRun, 0, 1),
+        (HfJobsRun, 0, 1),
+    ],
     indirect=["run"],
     ids=lambda value: value.KIND if isinstance(value, type) else str(value),
 )
@@ -76,6 +84,17 @@ def mortality_on_a_cluster(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mor
     return mortality
 
 
+def mortality_on_hugging_face(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
+    """A Mortality that counts and kills calls to Hugging Face."""
+    mortality, sent = Mortality(sandbox, monkeypatch), Hub.send
+
+    def send(self: Hub, method: str, url: str, **more: Any) -> Any:
+        return mortality.call(lambda: sent(self, method, url, **more), writes=method != "GET")
+
+    monkeypatch.setattr(Hub, "send", send)
+    return mortality
+
+
 def start(run: TargetRun) -> Operator:
     options = "role: group" if isinstance(run, VertexRun) else "role: replica"
     operator = run.operator(count=SIZES[type(run)][0], options=options)
@@ -89,6 +108,8 @@ def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
         mortality = mortality_on_google(run.sandbox, monkeypatch)
     elif isinstance(run, KubernetesRun):
         mortality = mortality_on_a_cluster(run.sandbox, monkeypatch)
+    elif isinstance(run, HfJobsRun):
+        mortality = mortality_on_hugging_face(run.sandbox, monkeypatch)
     else:
         mortality = mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
     # An SDK may translate the death of the process into an error.

@@ -6,7 +6,15 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.targets.runs import BatchRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun, delete_state
+from tests.infra.targets.runs import (
+    BatchRun,
+    HfJobsRun,
+    KubernetesRun,
+    SageMakerRun,
+    TargetRun,
+    VertexRun,
+    delete_state,
+)
 
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
 from skerry.infra.deploy.running_jobs import list_jobs, read_log
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.testing.faults import How
 
 IN_CLOUDS = [BatchRun, SageMakerRun, VertexRun]
-ALL = [*IN_CLOUDS, KubernetesRun]
+ALL = [*IN_CLOUDS, KubernetesRun, HfJobsRun]
 ON_EACH_TARGET = pytest.mark.parametrize("run", ALL, indirect=True, ids=lambda kind: kind.KIND)
 # A cluster pulls images from anywhere, and skerry cannot ask its nodes for them.
 WITH_REGISTRY = pytest.mark.parametrize("run", IN_CLOUDS, indirect=True, ids=lambda kind: kind.KIND)
@@ -47,6 +55,7 @@ def change_code(run: TargetRun) -> None:
         (VertexRun, "group", {"service account": 1}, {}),
         (VertexRun, "replica", {"service account": 2}, {}),
         (KubernetesRun, "replica", {"service account": 2}, {}),
+        (HfJobsRun, "replica", {}, {}),
     ],
     indirect=["run"],
 )

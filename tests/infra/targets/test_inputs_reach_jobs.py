@@ -11,12 +11,12 @@ import json
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.cloud.processes import Processes
 from tests.infra.deploy.account import Operator, skerry
 from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.runtime.store import open_store
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.processes import Processes
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

@@ -6,13 +6,16 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from huggingface_hub import JobInfo
 from tests.infra.targets.tables import read_cases
 
 from skerry.infra.provision.handler import StateRecord
 from skerry.infra.targets.aws_batch import job_views as batch
 from skerry.infra.targets.aws_batch.resources import Job as BatchJob
+from skerry.infra.targets.hf_jobs import service as hf_jobs
 from skerry.infra.targets.sagemaker import job_views as sagemaker
 from skerry.infra.targets.sagemaker.resources import Job as TrainingJob
+from skerry.infra.targets.shared import labelled_jobs
 from skerry.infra.targets.slurm import job_views as slurm
 from skerry.infra.targets.slurm.resources import Job as SlurmJob
 from skerry.infra.targets.slurm.responses import ENDED as ENDED_STATES
@@ -97,7 +100,21 @@ def view_slurm(state: str, reason: str = "", code: str = "", restarts: str = "0"
     return slurm.view(record_of(SlurmJob), row)
 
 
-VIEWS = {"slurm": view_slurm, "aws_batch": view_batch, "sagemaker": view_sagemaker, "vertex": view_vertex}
+def view_hf_jobs(stage: str, message: str = "") -> JobView:
+    started, ended = (time.isoformat().replace("+00:00", "Z") for time in (STARTED, ENDED))
+    times = {"createdAt": started, "startedAt": started, "finishedAt": ended}
+    owner = {"id": "1", "name": "acme", "type": "org"}
+    row = JobInfo(id="42", status={"stage": stage, "message": message or None}, owner=owner, labels=None, **times)
+    return labelled_jobs.view_of("a-0", 0, hf_jobs.parse(row))
+
+
+VIEWS = {
+    "hf_jobs": view_hf_jobs,
+    "slurm": view_slurm,
+    "aws_batch": view_batch,
+    "sagemaker": view_sagemaker,
+    "vertex": view_vertex,
+}
 
 
 @pytest.mark.parametrize("case", read_cases("job_views.txt"), ids=lambda case: case[0][:60])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.infra.kit import document_of, ground_from, of_kind
 from tests.infra.targets.aws import in_cloud_storage
 from tests.infra.targets.aws_batch import kit as batch
+from tests.infra.targets.hf_jobs import kit as hf_jobs
 from tests.infra.targets.kubernetes import kit as kubernetes
 from tests.infra.targets.sagemaker import kit as sagemaker
 from tests.infra.targets.vertex import kit as vertex
@@ -45,8 +46,12 @@ OPTIONS = {batch.context_of: "instance_types: [c7i.large]", sagemaker.context_of
 
 @pytest.mark.parametrize(
     ("kit", "offers"),
-    [(batch, (batch.OFFER, WEST)), (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)), (vertex, ()), (kubernetes, ())],
-    ids=["aws_batch", "sagemaker", "vertex", "kubernetes"],
+    [
+        (batch, (batch.OFFER, WEST)),
+        (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)),
+        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs)),
+    ],
+    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs"],
 )
 def test_graph_of_the_example_is_frozen(kit: Any, offers: tuple[object, ...]) -> None:
     graph = kit.graph_of(ground_from(kit.EXAMPLE), *offers)

@@ -1,10 +1,11 @@
-"""Executors: start replicas from ten lines of Python, without a spec. Seven places, one protocol (ServerlessExecutor).
+"""Executors: start replicas from ten lines of Python, without a spec. Eight places, one protocol (ServerlessExecutor).
 
 Executors plan nothing and keep no state. What an executor of a cloud needs (a queue, a role, an account) must already
 exist. A handle is enough to find its start again. Importing this package calls no cloud and needs no SDK.
 """
 
 from skerry.infra.executors.aws_batch import BatchExecutor
+from skerry.infra.executors.hf_jobs import HFJobsExecutor
 from skerry.infra.executors.kubernetes import KubernetesExecutor
 from skerry.infra.executors.local import DockerExecutor, LocalProcessExecutor
 from skerry.infra.executors.sagemaker import SageMakerExecutor
@@ -18,6 +19,7 @@ __all__ = [
     "DockerExecutor",
     "Ending",
     "Faults",
+    "HFJobsExecutor",
     "KubernetesExecutor",
     "LocalProcessExecutor",
     "Outer",

@@ -31,9 +31,10 @@ _OPTIONS: Final = {
     "vertex": "skerry.infra.targets.vertex.options.VertexTarget",
     "kubernetes": "skerry.infra.targets.kubernetes.options.KubernetesTarget",
     "slurm": "skerry.infra.targets.slurm.options.SlurmTarget",
+    "hf_jobs": "skerry.infra.targets.hf_jobs.options.HfJobsTarget",
 }
 # Kinds of a later version: they get an error of their own, so that the user does not search for a typing error.
-_PLANNED: Final = ("modal", "hf_jobs")
+_PLANNED: Final = ("modal",)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""For rehearsals: what a sandbox takes for its containers, and is a process of this machine that does what they do."""
+"""Runs the replicas of a sandbox as processes of this machine, where no Docker engine answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from skerry.testing.containers import JobContainer
 
-# What the replica image starts, but that SageMaker's folder is where the sandbox has made it.
+# As the entrypoint of the replica image, with the folder of SageMaker where the sandbox has created it.
 _REPLICA: Final = """\
 import os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -29,20 +29,27 @@ sys.exit(int(run([], dict(os.environ), SystemClock(), pathlib.Path(sys.argv[1]))
 
 
 class Processes(JobContainers):
-    """See Boxes: one that needs no engine. Memory, users and images are not held to."""
+    """See JobContainers. Needs no engine; memory, user, image and command of a container are ignored."""
 
     def __init__(self) -> None:
+        """Start nothing."""
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def run(
-        self, box: JobContainer, *, started: Callable[[str], None], line: Callable[[str], None], limit_s: float | None
+        self,
+        container: JobContainer,
+        *,
+        started: Callable[[str], None],
+        line: Callable[[str], None],
+        limit_s: float | None,
     ) -> AttemptEnd:
-        folder = next((bind.source for bind in box.binds if bind.target == "/opt/ml"), "/nonexistent")
+        """See JobContainers."""
+        folder = next((bind.source for bind in container.binds if bind.target == "/opt/ml"), "/nonexistent")
         with (
             tempfile.TemporaryDirectory() as home,
-            subprocess.Popen(
+            subprocess.Popen(  # noqa: S603  this interpreter, with a program of ours
                 [sys.executable, "-c", _REPLICA, folder],
-                env={"PATH": os.environ["PATH"], "HOME": home, **box.environment},
+                env={"PATH": os.environ["PATH"], "HOME": home, **container.environment},
                 cwd=home,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -51,12 +58,11 @@ class Processes(JobContainers):
                 start_new_session=True,
             ) as process,
         ):
-            self._running[box.name] = process
-            late = threading.Timer(limit_s or threading.TIMEOUT_MAX, self.stop, [box.name])
+            self._running[container.name] = process
+            late = threading.Timer(limit_s or threading.TIMEOUT_MAX, self.stop, [container.name])
             late.start()
-            started(box.name)
-            assert process.stdout is not None
-            for text in process.stdout:
+            started(container.name)
+            for text in process.stdout or ():
                 line(text.rstrip("\n"))
             code = process.wait()
             in_time = late.is_alive()
@@ -66,13 +72,16 @@ class Processes(JobContainers):
             AttemptEnd(exit_code=code) if in_time else AttemptEnd(exit_code=code, status_reason=TIMED_OUT, final=True)
         )
 
-    def stop(self, container: str) -> None:
-        self._running[container].send_signal(signal.SIGTERM)
+    def stop(self, container_id: str) -> None:
+        """See JobContainers. No SIGKILL follows."""
+        self._running[container_id].send_signal(signal.SIGTERM)
 
-    def kill(self, container: str) -> None:
-        self._running[container].kill()
+    def kill(self, container_id: str) -> None:
+        """See JobContainers."""
+        self._running[container_id].kill()
 
     def close(self) -> None:
+        """See JobContainers."""
         for process in self._running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Hugging Face Jobs: groups of replicas as jobs of a user or an organization."""

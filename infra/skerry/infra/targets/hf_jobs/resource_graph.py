@@ -1,0 +1,59 @@
+"""Builds the jobs of Hugging Face from the options of the groups. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.targets.hf_jobs.options import HfJobsTarget, gpus_of
+from skerry.infra.targets.hf_jobs.resources import Job
+from skerry.runtime import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
+
+COMMAND: Final = ("skerry-replica", "run")
+"""The command of a job, which replaces the image's entrypoint."""
+_HOUR_S: Final = 3600
+# A spec without any limit is refused; a run without a limit of its own that is passed here gets the longest.
+_LONGEST_S: Final = 365 * 24 * _HOUR_S
+
+
+def build_resources(
+    context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str]
+) -> tuple[Job, ...]:
+    """Return the jobs of these groups. store_variables: to open the store with, without credentials."""
+    return tuple(
+        Job(
+            key=replica.slot,
+            name=f"{context.stem}-{replica.slot}",
+            region=target.namespace,
+            why=f"replica {replica.index} of the run",
+            image=context.image_of(group),
+            command=COMMAND,
+            environment={
+                **store_variables,
+                **context.variables(group),
+                contract.SLOT: replica.slot,
+                contract.INDEX: str(replica.index),
+                contract.RANKS: str(max(1, gpus_of(target.flavor))),
+            },
+            flavor=target.flavor,
+            timeout_s=timeout_s(context.hours, target),
+            secrets=target.secrets,
+        )
+        for group in groups
+        for target in [HfJobsTarget.of(group)]
+        for replica in context.slots_of(group)
+    )
+
+
+def timeout_s(hours: float | None, target: HfJobsTarget) -> int:
+    """The time limit of a job: the shorter one of the run's and of the option."""
+    limits = [
+        *([] if hours is None else [int(hours * _HOUR_S)]),
+        *([] if target.max_runtime is None else [int(target.max_runtime.total_seconds())]),
+    ]
+    return max(1, min(limits, default=_LONGEST_S))

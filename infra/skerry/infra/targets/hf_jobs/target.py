@@ -1,0 +1,79 @@
+"""Open the target `hf_jobs`: implements Target for groups of replicas as jobs of Hugging Face."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra import clouds
+from skerry.infra.targets.hf_jobs import checks, costs
+from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.resource_graph import build_resources
+from skerry.infra.targets.hf_jobs.resources import Job
+from skerry.infra.targets.hf_jobs.service import HfJobs
+from skerry.infra.targets.shared import labelled_jobs
+from skerry.runtime.errors import Invalid, SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
+    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.spec.model import Replicas
+    from skerry.runtime.clock import Clock
+
+
+def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> HuggingFace:
+    """Open the target `hf_jobs`, with the token in `environment`. Does no I/O."""
+    return HuggingFace(clock, environment, groups)
+
+
+class HuggingFace:
+    """See Target. groups: of the run."""
+
+    job_kind: Final = Job.KIND
+
+    def __init__(self, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas]) -> None:
+        self._environment = environment
+        self._groups = groups
+        self._hub = Hub(clock, environment)
+        self._service = HfJobs(self._hub, environment)
+
+    def identity(self) -> Mapping[str, str]:
+        """See Target.identity: the user of the token."""
+        return {"huggingface": str(self._hub.user()["name"])}
+
+    def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+        """See Target.resources."""
+        home = clouds.open_home(context.run_uri, self._hub.clock, self._environment, self._groups)
+        return build_resources(context, groups, home.environment(context))
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """See Target.handlers."""
+        return {Job.KIND: labelled_jobs.LabelledJobs(self._service, Job)}
+
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        """See Target.claim."""
+        del observed
+        raise Invalid(f"cannot be imported: {desired.resource.address}; a job belongs to the run that created it")
+
+    def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+        """See Target.rates. The prices are those of the API, and do not vary."""
+        try:
+            hardware = self._hub.hardware()
+        except SkerryError as error:
+            return costs.rates(f"the prices could not be read: {error}", context.spec.limits, groups)
+        return costs.rates(hardware, context.spec.limits, groups)
+
+    def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """See Target.checks."""
+        del context
+        return checks.checks(self._hub, self._environment, groups)
+
+    def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
+        """See Target.jobs."""
+        return labelled_jobs.views(self._service, state_records)
+
+    def logs(self, state_record: StateRecord, cursor: str | None) -> Iterator[LogLine]:
+        """See Target.logs."""
+        return labelled_jobs.lines(self._service, state_record, cursor)
