@@ -106,8 +106,7 @@ class HfJobs:
 
 def parse(row: JobInfo) -> LabelledJob:
     """Parse a job. Pure."""
-    stage = str(getattr(row.status.stage, "value", row.status.stage)) if row.status is not None else "SCHEDULING"
-    message = (row.status.message or "") if row.status is not None else ""
+    stage, message = str(getattr(row.status.stage, "value", row.status.stage)), row.status.message or ""
     match = _EXIT_CODE.search(message)
     late = match is None and _TIMEOUT.search(message) is not None
     return LabelledJob(
