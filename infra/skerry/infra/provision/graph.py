@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import graphlib
 import hashlib
 import re
@@ -112,14 +113,23 @@ class Resource:
 
     def settings(self) -> dict[str, Value]:
         """The desired settings: the fields that a subclass adds, and the region, as plain values and refs."""
+        return dict(self._settings)
+
+    def needs(self) -> frozenset[str]:
+        """Addresses of the resources that must exist first."""
+        return self._needs
+
+    # A plan asks for both several times, and a run may have thousands of resources.
+    @functools.cached_property
+    def _settings(self) -> Mapping[str, Value]:
         own = {field.name for field in dataclasses.fields(Resource)} - {"region"}
         return {
             field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name not in own
         }
 
-    def needs(self) -> frozenset[str]:
-        """Addresses of the resources that must exist first."""
-        return frozenset(self.after) | {ref.address for ref in refs(self.settings())}
+    @functools.cached_property
+    def _needs(self) -> frozenset[str]:
+        return frozenset(self.after) | {ref.address for ref in refs(self._settings)}
 
     def grants(self) -> tuple[Grant, ...]:
         """The permissions that it grants, for plans."""

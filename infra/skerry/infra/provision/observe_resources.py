@@ -11,7 +11,7 @@ from skerry.infra.provision.plan import Plan, all_desired, plan
 from skerry.infra.provision.state import Entry, Id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Desired, Handler, Observed
@@ -34,7 +34,7 @@ def refresh_and_plan(
     desired = all_desired(graph, entries, run, tags)
     observed = refresh(list(desired.values()), handlers)
     # A resource that exists but is not in state: those that reference it can be read once its outputs are known.
-    while again := [more for item in desired.values() if (more := _resolve(item, observed)) is not None]:
+    while again := _resolve(desired.values(), observed):
         observed |= refresh(again, handlers)
         desired |= {item.resource.address: item for item in again}
     return plan(graph, entries, observed, run, whole)
@@ -64,14 +64,17 @@ def refresh(
         }
 
 
-def _resolve(desired: Desired, observed: Mapping[Id, Observed | None]) -> Desired | None:
-    """`desired` with references resolved by observed outputs; None if that adds nothing, or it was already observed."""
-    if observed.get(Id(desired.resource.address, desired.generation)) is not None:
-        return None
+def _resolve(desired: Iterable[Desired], observed: Mapping[Id, Observed | None]) -> list[Desired]:
+    """Those that were not found, with their references resolved by observed outputs, where that adds something."""
     outputs = {key.address: resource.outputs for key, resource in observed.items() if resource is not None}
 
     def look_up(ref: Ref) -> str | None:
         return outputs.get(ref.address, {}).get(ref.output)
 
-    settings = {name: resolved(value, look_up) for name, value in desired.settings.items()}
-    return None if settings == dict(desired.settings) else replace(desired, settings=settings)
+    again: list[Desired] = []
+    for item in desired:
+        if observed.get(Id(item.resource.address, item.generation)) is None:
+            settings = {name: resolved(value, look_up) for name, value in item.settings.items()}
+            if settings != item.settings:
+                again.append(replace(item, settings=settings))
+    return again

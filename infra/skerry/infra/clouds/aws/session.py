@@ -9,6 +9,7 @@ Source: Batch user guide, "AWS Batch service quotas".
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -226,10 +227,14 @@ class Aws:
     def _new_session(self) -> Any:
         try:
             import boto3  # noqa: PLC0415  only deployments to AWS need it  # pyright: ignore[reportMissingTypeStubs]
+            import botocore.session  # noqa: PLC0415  same
         except ImportError as error:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
         key = self._environment.get("AWS_ACCESS_KEY_ID") or None
+        base = botocore.session.get_session()
+        base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
         return boto3.Session(
+            botocore_session=base,
             aws_access_key_id=key,
             aws_secret_access_key=self._environment.get("AWS_SECRET_ACCESS_KEY") if key else None,
             aws_session_token=self._environment.get("AWS_SESSION_TOKEN") or None if key else None,
@@ -253,6 +258,14 @@ class Aws:
             return region
         with self._making, _Translated("sts", "session"):
             return self._opened().region_name or None
+
+
+@functools.cache
+def _loader(data_path: str | None) -> Any:
+    """The reader of the SDK's own data for all sessions. It keeps what it has read, such as 1 MB of endpoints."""
+    from botocore.loaders import create_loader  # noqa: PLC0415  only deployments to AWS need it
+
+    return create_loader(data_path)
 
 
 def code_of(error: BaseException) -> str:
