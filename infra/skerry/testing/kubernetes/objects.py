@@ -28,10 +28,12 @@ KINDS: Final = {
     "serviceaccounts": ("v1", "ServiceAccount"),
     "events": ("v1", "Event"),
     "resourcequotas": ("v1", "ResourceQuota"),
+    "persistentvolumes": ("v1", "PersistentVolume"),
+    "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
     "jobs": ("batch/v1", "Job"),
 }
 """The resources that the sandbox has: version and kind."""
-CLUSTER_WIDE: Final = ("namespaces", "nodes")
+CLUSTER_WIDE: Final = ("namespaces", "nodes", "persistentvolumes")
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "completions": 1,
     "parallelism": 1,

@@ -90,7 +90,7 @@ class PodController:
         refused = attempt is not None and attempt.end is not None and attempt.end.exit_code is None
         waiting = self._reports.get(str(pod["metadata"]["uid"]))
         if refused and attempt is not None and attempt.end is not None and not run.interrupted and run.stopping is None:
-            waiting = attempt.end.reason
+            waiting = _words_of_a_node(attempt.end.reason, str(container["image"]))
         if waiting is not None and not pod["metadata"].get("deletionTimestamp"):
             reason, _, message = waiting.partition(": ")
             state: dict[str, Any] = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
@@ -140,6 +140,9 @@ class PodController:
     def _node_for(self, pod: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
         nodes = self._objects.list("nodes", "")
         spec = pod["spec"]
+        for name in claims_of(pod).values():
+            if ("persistentvolumeclaims", pod["metadata"]["namespace"], name) not in self._objects.rows:
+                return None, f'0/{len(nodes)} nodes are available: persistentvolumeclaim "{name}" not found.'
         selected = [node for node in nodes if _has_labels(node, spec.get("nodeSelector") or {})]
         if not selected:
             text = f"{len(nodes)} node(s) didn't match Pod's node affinity/selector."
@@ -163,9 +166,27 @@ def gpus_of(pod: Mapping[str, Any]) -> int:
     return int((resources.get("limits") or {}).get(_GPU, 0))
 
 
+def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """The claims of a pod by the names of its volumes."""
+    volumes = pod["spec"].get("volumes") or ()
+    return {
+        str(volume["name"]): str(volume["persistentVolumeClaim"]["claimName"])
+        for volume in volumes
+        if "persistentVolumeClaim" in volume
+    }
+
+
 def _has_labels(node: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     labels = node["metadata"].get("labels") or {}
     return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def _words_of_a_node(reason: str, image: str) -> str:
+    """The waiting reason of a container that the engine could not make, as a kubelet writes it."""
+    kind, _, message = reason.partition(": ")
+    if kind == "CannotPullContainerError":
+        return f'ImagePullBackOff: Back-off pulling image "{image}"'
+    return f"CreateContainerError: {message}" if kind == "CannotStartContainerError" else reason
 
 
 def _end_reason(code: int, reason: str) -> str:

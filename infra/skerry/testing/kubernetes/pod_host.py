@@ -8,8 +8,10 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from skerry.infra.local.docker_engine import Bind
 from skerry.testing.containers import JobContainer
 from skerry.testing.jobs import StartRefused
+from skerry.testing.kubernetes.pod_controller import claims_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +73,7 @@ class PodHost:
             user=None if user is None else f"{user}:{security.get('runAsGroup', user)}",
             memory_bytes=None if "memory" not in limits else int(limits["memory"]),
             shm_bytes=self._shared_memory(),
+            binds=self._claimed(container),
         )
 
     def open_log(self) -> str:
@@ -93,6 +96,19 @@ class PodHost:
         for variable in container.get("env") or ():
             variables[variable["name"]] = expanded(str(variable.get("value", "")), variables)
         return variables
+
+    def _claimed(self, container: Mapping[str, Any]) -> list[Bind]:
+        """The folders of this machine behind the pod's claims, where the container mounts them."""
+        claims, namespace = claims_of(self._pod), str(self._pod["metadata"]["namespace"])
+        binds: list[Bind] = []
+        with self._objects.lock:
+            for mount in container.get("volumeMounts") or ():
+                if (claim := claims.get(mount["name"])) is not None:
+                    row = self._objects.get("persistentvolumeclaims", namespace, claim)
+                    volume = self._objects.get("persistentvolumes", "", row["spec"]["volumeName"])
+                    source = str(volume["spec"]["hostPath"]["path"])
+                    binds.append(Bind(source=source, target=str(mount["mountPath"])))
+        return binds
 
     def _shared_memory(self) -> int | None:
         sizes = [

@@ -100,6 +100,13 @@ class KubernetesSandbox(CloudSandbox):
         with self.objects.lock:
             return self.objects.create(resource, namespace, body)
 
+    def add_claim(self, name: str, folder: Path, namespace: str = NAMESPACE) -> None:
+        """Create a volume that is a folder of this machine, and a claim of it that pods may mount."""
+        volume = {"metadata": {"name": f"{namespace}-{name}"}, "spec": {"hostPath": {"path": str(folder)}}}
+        modes = {"accessModes": ["ReadWriteMany"], "volumeName": volume["metadata"]["name"]}
+        self.add("persistentvolumes", volume, "")
+        self.add("persistentvolumeclaims", {"metadata": {"name": name}, "spec": modes}, namespace)
+
     def inventory(self) -> dict[str, tuple[str, ...]]:
         """Return the names of everything that a run made, by kind; empty for an empty cluster.
 

@@ -112,6 +112,11 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
             'its Secret is missing: see `secret` of the spec (secrets "absent" not found)',
         ),
         (
+            "claim: {name: absent, path: /shared}",
+            None,
+            'its claim is missing or cannot be mounted (0/1 nodes are available: persistentvolumeclaim "absent"',
+        ),
+        (
             "",
             waiting('ImagePullBackOff: Back-off pulling image "x"'),
             'its image could not be pulled: check that it exists, and `pull_secret` (Back-off pulling image "x")',
@@ -122,12 +127,12 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
             "its node is gone, and no other pod starts before the Node is deleted: delete it, or taint it",
         ),
     ],
-    ids=["gpus", "labels", "secret", "image", "node"],
+    ids=["gpus", "labels", "secret", "claim", "image", "node"],
 )
 def test_pending_job_shows_why_it_waits(
     cluster: Cluster, sandbox: KubernetesSandbox, tmp_path: Path, target: str, act: Any, expected: str
 ) -> None:
-    context = context_of(tmp_path, target)
+    context = context_of(tmp_path, target, store="file:///shared/runs" if "claim" in target else "s3://acme/runs")
     scene = Scene(cluster, context)
     if act is not None:
         act(sandbox, scene)

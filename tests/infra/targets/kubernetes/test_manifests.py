@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from skerry.infra.targets.kubernetes.cluster import Cluster
 
 
+VOLUME = "file:///shared/runs"
+
+
 def bodies(folder: Path, target: str, more: str = "") -> list[dict[str, Any]]:
     context = context_of(folder, target, count=1, more=more)
     graph = graph_of(context)
@@ -52,3 +55,15 @@ def test_only_what_a_pod_is_made_of_is_in_the_digest_of_its_settings(tmp_path: P
 def test_job_that_starts_once_has_no_free_evictions(tmp_path: Path) -> None:
     rules = [bodies(tmp_path, f"attempts: {count}")[1]["spec"]["podFailurePolicy"]["rules"] for count in (1, 2)]
     assert [[rule["action"] for rule in each] for each in rules] == [["FailJob"], ["FailJob", "Ignore"]]
+
+
+def test_volume_of_a_claim_is_mounted_for_its_user(tmp_path: Path, cluster: Cluster) -> None:
+    context = context_of(tmp_path, "claim: {name: shared, path: /shared, user: 1000}", count=1, store=VOLUME)
+    (desired,) = [wanted(job, context.run_uri) for job in of_kind(graph_of(context), Job)]
+    body: dict[str, Any] = ready(manifests.job(desired))
+    pod = body["spec"]["template"]["spec"]
+    assert {"name": "store", "persistentVolumeClaim": {"claimName": "shared"}} in pod["volumes"]
+    assert {"name": "store", "mountPath": "/shared"} in pod["containers"][0]["volumeMounts"]
+    assert [pod["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")] == [1000] * 3
+    path = f"/apis/batch/v1/namespaces/train/jobs/{desired.name}"
+    assert cluster.apply(path, body, "test", dry_run=True)["metadata"]["uid"]

@@ -149,7 +149,9 @@ def _rules(*, free_evictions: bool) -> list[Tree]:
 
 
 def _pod(desired: Desired) -> Tree:
-    settings = desired.settings
+    settings: Mapping[str, Any] = desired.settings
+    claim: Mapping[str, Any] | None = settings["claim"]
+    user = _USER if claim is None else claim["user"]
     pod: Tree = {
         "restartPolicy": "Never",
         "serviceAccountName": settings["service_account"],
@@ -158,9 +160,9 @@ def _pod(desired: Desired) -> Tree:
         "terminationGracePeriodSeconds": settings["grace_s"],
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            "runAsUser": user,
+            "runAsGroup": user,
+            "fsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": _tolerations(settings),
@@ -168,6 +170,7 @@ def _pod(desired: Desired) -> Tree:
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(settings["shared_memory"])}},
             *_token_volume(settings["token_audience"]),
+            *([] if claim is None else [{"name": "store", "persistentVolumeClaim": {"claimName": claim["name"]}}]),
         ],
     }
     if settings["node_selector"]:
@@ -191,6 +194,7 @@ def _container(settings: Mapping[str, Any]) -> Tree:
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  the mount point of the volume
             *([] if settings["token_audience"] is None else [{"name": "token", "mountPath": _TOKEN_FOLDER}]),
+            *([] if settings["claim"] is None else [{"name": "store", "mountPath": settings["claim"]["path"]}]),
         ],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",

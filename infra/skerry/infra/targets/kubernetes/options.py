@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from urllib.parse import unquote
 
 from pydantic import Field
 
 from skerry.infra.spec.section import Duration, Section, Size, between, shaped
+from skerry.infra.spec.store_uri import FILE
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import check_bucket_name
 from skerry.runtime.log.records import Place
@@ -24,6 +27,7 @@ _NAME: Final = shaped(
     r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", "a name of Kubernetes: small letters, digits"
 )
 _CPU: Final = shaped(r"[0-9]+(\.[0-9]{1,3})?|[1-9][0-9]*m", "a number of CPUs, such as 4, 0.5 or 500m")
+_PATH: Final = shaped(r"(/[A-Za-z0-9_.+-]+)+", "an absolute path of letters, digits and . _ + -")
 _PROJECT: Final = shaped(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud")
 _KEY: Final = shaped(
     r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "the key of a label"
@@ -42,6 +46,17 @@ class Toleration(Section):
         None
     )
     """The effect of the taint; null is any."""
+
+
+class Claim(Section):
+    """A volume claim of yours with the folder of a store in `file://`."""
+
+    name: Annotated[str, _NAME, Field(examples=["shared"])]
+    """The PersistentVolumeClaim in the namespace, which several nodes must be able to write (ReadWriteMany)."""
+    path: Annotated[str, _PATH, Field(examples=["/shared"])]
+    """The folder at which the pods mount it. The machine that runs skerry must mount the same volume there."""
+    user: Annotated[int, Field(ge=1, le=(1 << 31) - 1, examples=[1000])] = 10001
+    """The id of the user and group of the pods, and so of the files: your own id, if you are to delete them."""
 
 
 class KubernetesTarget(TargetOptions):
@@ -83,6 +98,8 @@ class KubernetesTarget(TargetOptions):
     secret: Annotated[str, _NAME, Field(examples=["store-keys"])] | None = None
     """A Secret of yours whose entries become variables of the replicas, such as keys that open the store. Without it,
     the store's cloud trusts the service account of each replica."""
+    claim: Annotated[Claim, Field(examples=[{"name": "shared", "path": "/shared"}])] | None = None
+    """The volume with the store, if that is in `file://`."""
     gke_project: Annotated[str, _PROJECT, Field(examples=["acme-diloco"])] | None = None
     """The project of a GKE cluster, by its id, for a store in Cloud Storage; by default that of the store."""
     attempts: Annotated[int, Field(ge=1, le=10, examples=[4])] = 4
@@ -111,6 +128,8 @@ class KubernetesTarget(TargetOptions):
         """See TargetOptions.problems."""
         yield from _store_problems(document)
         for index in groups:
+            yield from _claim_problems(document, index)
+        for index in groups:
             yield from _identity_problems(document, index)
         contexts = {index: document.value(("replicas", index, "target", "context")) for index in groups}
         first = contexts[groups[0]]
@@ -134,8 +153,26 @@ def _identity_problems(document: Document, index: int) -> Iterator[Problem]:
         yield document.problem((*target, "gke_project"), "is only for a store in Cloud Storage; remove it", key=True)
 
 
+def _claim_problems(document: Document, index: int) -> Iterator[Problem]:
+    """A store in a folder is in the volume of a claim, and a claim has no other use."""
+    target, store = ("replicas", index, "target"), document.value(("store",))
+    claim = document.value((*target, "claim"))
+    if not isinstance(store, str) or (claim is not None and not isinstance(claim, dict)):
+        return
+    folder = PurePosixPath(unquote(store.removeprefix(FILE))) if store.startswith(FILE) else None
+    if folder is None and claim is not None:
+        yield document.problem((*target, "claim"), f"is only for a store in {FILE}; remove it", key=True)
+    elif folder is not None and folder.is_absolute():
+        path = None if claim is None else claim.get("path")
+        if claim is None:
+            text = f"pods find {store} only in a volume; write e.g. claim: {{name: shared, path: {folder}}}"
+            yield document.problem(target, text)
+        elif isinstance(path, str) and not folder.is_relative_to(path):
+            yield document.problem((*target, "claim", "path"), f"is not above the store {store}; write e.g. {folder}")
+
+
 def _store_problems(document: Document) -> Iterator[Problem]:
-    """Pods reach a bucket in S3 or Cloud Storage."""
+    """Pods reach a bucket in S3 or Cloud Storage, and a folder in a volume."""
     store = document.value(("store",))
     if not isinstance(store, str):
         return
@@ -145,7 +182,12 @@ def _store_problems(document: Document) -> Iterator[Problem]:
         problem = check_bucket_name.s3_problem(bucket)
     elif scheme == "gs":
         problem = check_bucket_name.gcs_problem(bucket)
+    elif scheme == "file":
+        if not rest.startswith("/"):
+            text = "is beside the spec, where pods cannot find it; write e.g. store: file:///shared/runs"
+            yield document.problem(("store",), text)
+        return
     else:
-        problem, scheme = "jobs on Kubernetes reach a store in S3 or Cloud Storage", "s3"
+        problem, scheme = "jobs on Kubernetes reach a store in S3, Cloud Storage or a volume", "s3"
     if problem is not None:
         yield document.problem(("store",), f"{problem}; write e.g. store: {scheme}://my-bucket/runs")

@@ -101,6 +101,7 @@ def _of_replica(
         attempts=target.attempts,
         deadline_s=deadline_s(context.hours, target),
         token_audience=identity.audience,
+        claim=None if target.claim is None else target.claim.model_dump(),
     )
 
 

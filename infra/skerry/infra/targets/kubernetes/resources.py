@@ -27,7 +27,8 @@ class Job(Resource):
 
     cpu: a quantity. memory, shared_memory: bytes. tolerations: as the API has them. secret: its entries become
     variables. attempts: starts in total. deadline_s: of all attempts together; None is unlimited. grace_s: between
-    SIGTERM and SIGKILL. token_audience: of a token of the account that the pod gets; None is no token.
+    SIGTERM and SIGKILL. token_audience: of a token of the account that the pod gets; None is no token. claim: name,
+    path and user of a volume; None is no volume.
     """
 
     KIND: ClassVar[str] = "kubernetes_job"
@@ -53,6 +54,7 @@ class Job(Resource):
             "grace_s",
             "service_account",
             "token_audience",
+            "claim",
         }
     )
 
@@ -74,3 +76,4 @@ class Job(Resource):
     attempts: int
     deadline_s: int | None
     token_audience: str | None = None
+    claim: Mapping[str, str | int] | None = None

@@ -12,6 +12,7 @@ from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.google import home as google_home
 from skerry.infra.clouds.google.session import Google
+from skerry.infra.spec.store_uri import FILE
 from skerry.infra.targets.kubernetes import checks, costs, job_views
 from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts
@@ -56,8 +57,13 @@ class CloudsOfStore:
         """The variables that a process needs to open the store, without credentials."""
         return clouds.open_home(context.run_uri, *self._open).environment(context)
 
-    def trust(self, cluster: Cluster, context: RunContext) -> Trust:
-        """Give a replica without a Secret its access to the store. Asks the cluster for the issuer of its tokens."""
+    def trust(self, cluster: Cluster, context: RunContext) -> Trust | None:
+        """Give a replica without a Secret its access to the store. Asks the cluster for the issuer of its tokens.
+
+        A folder in a volume needs none.
+        """
+        if context.run_uri.startswith(FILE):
+            return None
         if context.run_uri.startswith("gs://"):
             return self._gke
         caller = self.aws.identity()
