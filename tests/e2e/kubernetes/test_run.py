@@ -32,7 +32,7 @@ GROUP: Final = """\
 
 @pytest.fixture
 def cluster(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesSandbox]:
-    """A cluster with a volume, which an operator who is root shares with pods that are not."""
+    """A cluster with a volume. The operator may be root, and the pods are not, so both may write all files of it."""
     del engine
     before = os.umask(0)
     try:

@@ -190,7 +190,7 @@ def _difference(difference: Difference) -> list[str]:
     notes = [
         note
         for note, holds in (
-            ("changed outside of skerry", difference.drift),
+            (f"changed outside of skerry{f' by {difference.by}' if difference.by else ''}", difference.drift),
             ("forces replacement", difference.replaces and not difference.unknown),
             ("known after apply", difference.unknown),
         )

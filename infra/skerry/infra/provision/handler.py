@@ -87,7 +87,8 @@ class Observed:
 
     outputs: the values that references to it resolve to. settings: those that can be read back, by name; a setting that
     is absent here cannot be compared. owner: the run in its tags; None if untagged. detail: the cause of `condition`.
-    kept: what was changed outside of skerry and is not reverted, with the reason.
+    kept: what was changed outside of skerry and is not reverted, with the reason. changed_by: the manager that set
+    a setting last, by the setting's name, where the cloud knows it.
     """
 
     outputs: Mapping[str, str]
@@ -96,6 +97,7 @@ class Observed:
     condition: Condition = Condition.READY
     detail: str = ""
     kept: tuple[str, ...] = ()
+    changed_by: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

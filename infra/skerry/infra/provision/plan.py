@@ -51,8 +51,9 @@ class Action(enum.Enum):
 class Difference:
     """One setting that differs from the desired one.
 
-    replaces: it cannot be changed in place. drift: it was changed outside of skerry. after: a reference to a resource
-    that does not exist yet is written ${address.output}. unknown: `after` holds one, so it may turn out to be equal.
+    replaces: it cannot be changed in place. drift: it was changed outside of skerry, by the manager `by` if known.
+    after: a reference to a resource that does not exist yet is written ${address.output}. unknown: `after` holds one,
+    so it may turn out to be equal.
     """
 
     setting: str
@@ -60,6 +61,7 @@ class Difference:
     after: Json
     replaces: bool = False
     drift: bool = False
+    by: str = ""
     unknown: bool = False
 
 
@@ -209,9 +211,16 @@ def differences(
         after = as_json(value)
         if actual != after:
             drift = name in before and actual != remembered
-            unknown = any(True for _ in refs(value))
             differing.append(
-                Difference(setting=name, before=actual, after=after, replaces=replaces, drift=drift, unknown=unknown)
+                Difference(
+                    setting=name,
+                    before=actual,
+                    after=after,
+                    replaces=replaces,
+                    drift=drift,
+                    by=observed.changed_by.get(name, "") if observed is not None and drift else "",
+                    unknown=any(True for _ in refs(value)),
+                )
             )
     return tuple(differing)
 

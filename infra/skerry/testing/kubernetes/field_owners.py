@@ -25,7 +25,14 @@ _MERGE_KEYS: Final = {
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-_NOT_FIELDS: Final = {(".apiVersion",), (".kind",), (".status",), (".metadata", ".name"), (".metadata", ".namespace")}
+_NOT_FIELDS: Final = {
+    (".metadata", ".managedFields"),
+    (".apiVersion",),
+    (".kind",),
+    (".status",),
+    (".metadata", ".name"),
+    (".metadata", ".namespace"),
+}
 Path = tuple[str, ...]
 Manager = tuple[str, str]
 """The name of a manager, and how it writes: Apply or Update."""
@@ -61,12 +68,33 @@ class FieldOwners:
             self.owners[path] = others | {own}
         return result
 
+    def managed_fields(self, version: str) -> list[dict[str, Any]]:
+        """The entries of `metadata.managedFields`, one for each manager. Source: the API's FieldsV1."""
+        entries: dict[Manager, dict[str, Any]] = {}
+        for path, managers in self.owners.items():
+            for manager in managers:
+                place = entries.setdefault(manager, {})
+                for part in path:
+                    place = place.setdefault(_fields_name(part), {})
+        return [
+            {"manager": name, "operation": how, "apiVersion": version, "fieldsType": "FieldsV1", "fieldsV1": fields}
+            for (name, how), fields in sorted(entries.items())
+        ]
+
     def update(self, before: Mapping[str, Any], after: Mapping[str, Any], manager: str) -> None:
         """A manager wrote an object without apply: it owns what it changed."""
         old = dict(_leaves(before))
         for path, value in _leaves(after):
             if old.get(path) != value:
                 self.owners[path] = {(manager, "Update")}
+
+
+def _fields_name(part: str) -> str:
+    """A part of a path in FieldsV1: f:NAME, or k:{"KEY":"VALUE"} for an element of a list."""
+    if part.startswith("."):
+        return f"f:{part[1:]}"
+    key, _, text = part[1:-1].partition("=")
+    return f'k:{{"{key}":{text}}}'
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

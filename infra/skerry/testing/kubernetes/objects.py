@@ -173,6 +173,8 @@ class Objects:
         before = self.rows.get(key)
         if not new and before is not None and before.get("spec") != row.get("spec"):
             row["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
+        if (owners := self._owners.get(key)) is not None:
+            row["metadata"]["managedFields"] = owners.managed_fields(KINDS[key[0]][0])
         self.rows[key] = row
         self.touch(key)
         return row

@@ -11,9 +11,12 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.shared import Absent, NotYetVisible
 from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.plan import differences
+from skerry.infra.targets.kubernetes import manifests
 from skerry.infra.targets.kubernetes.cluster import Cluster, core_path, jobs_path
 from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts, stop
 from skerry.infra.targets.kubernetes.resources import ServiceAccount
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
@@ -106,8 +109,27 @@ def test_change_from_outside_is_seen_and_taken_back(cluster: Cluster, scene: Sce
     cluster.patch(jobs_path(NAMESPACE, desired.name), {"spec": {"backoffLimit": 9, "activeDeadlineSeconds": 60}})
     seen = read(cluster, desired)
     assert (seen.settings["attempts"], seen.settings["deadline_s"]) == (10, 60)
+    # What skerry itself has patched is no other manager's.
+    assert seen.changed_by == {}
     Jobs(cluster).update(desired, {"attempts", "deadline_s"})
     assert (read(cluster, desired).settings["attempts"], read(cluster, desired).settings["deadline_s"]) == (4, None)
+
+
+def test_other_manager_of_a_changed_field_is_named(cluster: Cluster, sandbox: KubernetesSandbox, scene: Scene) -> None:
+    desired = scene.jobs[0]
+    assert read(cluster, desired).changed_by == {}
+    with sandbox.objects.lock:
+        sandbox.objects.patch(("jobs", NAMESPACE, desired.name), {"spec": {"backoffLimit": 9}}, "kubectl-edit")
+    seen = read(cluster, desired)
+    assert seen.changed_by == {"attempts": "kubectl-edit (.spec.backoffLimit)"}
+    (difference,) = differences(desired.resource, desired.settings, scene.records[0].settings, seen)
+    assert (difference.setting, difference.drift, difference.by) == ("attempts", True, seen.changed_by["attempts"])
+    # The server names the same manager and field.
+    path, body = jobs_path(NAMESPACE, desired.name), ready(manifests.job(desired))
+    with pytest.raises(Conflict, match=r'conflict with "kubectl-edit" using batch/v1: \.spec\.backoffLimit'):
+        cluster.apply(path, body, manifests.manager(desired.run))
+    Jobs(cluster).update(desired, {"attempts"})
+    assert read(cluster, desired).changed_by == {}
 
 
 def test_setting_of_a_pod_cannot_change(cluster: Cluster, scene: Scene) -> None:

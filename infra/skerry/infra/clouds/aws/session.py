@@ -231,7 +231,7 @@ class Aws:
         except ImportError as error:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
         key = self._environment.get("AWS_ACCESS_KEY_ID") or None
-        base = botocore.session.get_session()
+        base: Any = botocore.session.get_session()  # pyright: ignore[reportUnknownMemberType]
         base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
         return boto3.Session(
             botocore_session=base,
@@ -263,9 +263,9 @@ class Aws:
 @functools.cache
 def _loader(data_path: str | None) -> Any:
     """The reader of the SDK's own data for all sessions. It keeps what it has read, such as 1 MB of endpoints."""
-    from botocore.loaders import create_loader  # noqa: PLC0415  only deployments to AWS need it
+    import botocore.loaders  # noqa: PLC0415  only deployments to AWS need it
 
-    return create_loader(data_path)
+    return botocore.loaders.create_loader(data_path)  # pyright: ignore[reportUnknownMemberType]
 
 
 def code_of(error: BaseException) -> str:

@@ -40,6 +40,8 @@ _TOKEN_FOLDER: Final = "/var/run/secrets/skerry.dev"  # noqa: S105  a folder
 TOKEN_FILE: Final = f"{_TOKEN_FOLDER}/token"
 """The token of the replica's service account for the store's cloud; the kubelet renews it."""
 
+MANAGER: Final = "skerry"
+"""The beginning of the names of skerry's field managers."""
 _MANAGER_LABEL: Final = "app.kubernetes.io/managed-by"
 ALL_RUNS: Final = f"{_MANAGER_LABEL}=skerry"
 """The label selector of the objects of all runs."""
@@ -93,7 +95,7 @@ def settings_digest(desired: Desired) -> str:
 
 def manager(run: str) -> str:
     """The field manager of a run, so that the server refuses to change what another run, or a person, has set."""
-    return f"skerry-{run_mark(run)}"
+    return f"{MANAGER}-{run_mark(run)}"
 
 
 def selector(run: str) -> str:

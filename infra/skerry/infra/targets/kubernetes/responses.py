@@ -23,6 +23,7 @@ TERMINATING: Final = "TERMINATING"
 SUSPENDED: Final = "SUSPENDED"
 PENDING: Final = "PENDING"
 RUNNING: Final = "RUNNING"
+_CHANGEABLE: Final = {"attempts": "backoffLimit", "deadline_s": "activeDeadlineSeconds"}
 _ENDED: Final = (FAILED, STOPPED, TERMINATING)
 
 
@@ -49,7 +50,19 @@ def job(row: Mapping[str, Any]) -> Observed:
         owner=owner(row),
         condition=condition(row),
         detail=reason(row).get("message") or state(row).lower(),
+        changed_by=_other_managers(row),
     )
+
+
+def _other_managers(row: Mapping[str, Any]) -> dict[str, str]:
+    """The managers other than skerry of the fields that may change in a job, by setting; a conflict names the same."""
+    return {
+        setting: f"{entry['manager']} (.spec.{name})"
+        for entry in row["metadata"].get("managedFields") or ()
+        if not str(entry.get("manager", "")).startswith(manifests.MANAGER)
+        for setting, name in _CHANGEABLE.items()
+        if f"f:{name}" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+    }
 
 
 def service_account(row: Mapping[str, Any]) -> Observed:
