@@ -60,12 +60,15 @@ def push(
 
 
 def repositories(spec: Spec) -> Mapping[str, tuple[str, ...]]:
-    """The repositories of the images of a spec's replicas, each with the spec fields that name it. Pure."""
+    """The repositories of the images of a spec's replicas, each with the spec fields that name it. Pure.
+
+    An image that is a file is in no repository.
+    """
     fields_of: dict[str, tuple[str, ...]] = {}
     for index, group in enumerate(spec.replicas):
         field = "image" if group.image is None else text_of(("replicas", index, "image"))
         image = group.image or spec.image
-        if image is not None:
+        if image is not None and not image.startswith("/"):
             repository = repository_of(image)
             fields_of[repository] = tuple(dict.fromkeys((*fields_of.get(repository, ()), field)))
     return fields_of

@@ -1,4 +1,4 @@
-"""Builds what is given to sbatch: its options, and the script of a job. Pure. Golden files show both.
+"""Builds the options and the script with which sbatch submits a job. Pure. Golden files show both.
 
 The name of a job is that of its slot, so that `--dependency=singleton` lets Slurm run one job of a slot at a time. The
 comment holds the run, the address, the generation and a digest of the settings, by which a job is found again.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.handler import Desired
 
 WARNING_S: Final = 60
-"""How long before the time limit Slurm tells the script; at most a minute earlier. A replica stops within 30 s."""
+"""The time before the limit at which Slurm signals the script, or a minute earlier. A replica stops within 30 s."""
 _DIGITS: Final = 16
 # Slurm stops the script when it has requeued its job, within seconds.
 _REQUEUED_S: Final = 300
