@@ -17,6 +17,7 @@ from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
+from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     import threading
@@ -201,12 +202,12 @@ class Exchange:
 
     def contributions(self, decision: Decision) -> list[Contribution]:
         """The members' contributions in order, each exactly the record that the decision names."""
-        contributions: list[Contribution] = []
-        for share in decision.members:
+
+        def read(number: int) -> Contribution:
+            share = decision.members[number]
             seen = self._seen.get(share.slot)
             if seen is not None and seen.digest == share.contribution:  # it was read while waiting for the decision
-                contributions.append(seen.contribution)
-                continue
+                return seen.contribution
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
@@ -216,8 +217,9 @@ class Exchange:
                     f"contribution is not the decided one: key={key} digest={stored.digest} "
                     f"decided={share.contribution}"
                 )
-            contributions.append(stored.record)
-        return contributions
+            return stored.record
+
+        return run_parallel(self._log.store, len(decision.members), read, small=True)
 
     def close(self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float) -> Stored[Commit]:
         """Commit a round of which this replica has applied every exchange. work: of all rounds, including this one.
