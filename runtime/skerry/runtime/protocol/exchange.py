@@ -213,10 +213,8 @@ class Exchange:
             if stored is None:
                 raise Corrupt(f"contribution is missing: key={key}; a decision lists it, it must never be deleted")
             if stored.digest != share.contribution:
-                raise Corrupt(
-                    f"contribution is not the decided one: key={key} digest={stored.digest} "
-                    f"decided={share.contribution}"
-                )
+                digests = f"digest={stored.digest} decided={share.contribution}"
+                raise Corrupt(f"contribution is not the decided one: key={key} {digests}")
             return stored.record
 
         return run_parallel(self._log.store, len(decision.members), read, small=True)

@@ -176,11 +176,6 @@ class Averager:
         _, norm = self._contribute(place, batch, hosts, index, opened, None, trained)
         return norm is not None or not self._is_abstaining(place)
 
-    @property
-    def buffer_bytes(self) -> int:
-        """The size of the buffers that are reused between exchanges."""
-        return self._workspace.allocated_bytes
-
     def close(self) -> None:
         """Stop the reading threads and free the buffers."""
         self._workspace.close()
