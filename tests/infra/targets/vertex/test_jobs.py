@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.api_core.exceptions import GoogleAPICallError, RetryError
 from google.auth.exceptions import RefreshError, TransportError
-from google.cloud import aiplatform
 from google.protobuf.json_format import ParseError
 from tests.infra.targets.vertex.kit import REGION, Scene, context_of
 
@@ -239,9 +238,11 @@ def test_only_credential_errors_are_unauthorized(
     expected: type[Exception],
 ) -> None:
     """The request was sent before the error, so the job exists and is read."""
+    from google.cloud import aiplatform  # noqa: PLC0415  takes seconds in every process that collects the tests
+
     submit = aiplatform.CustomJob.submit
 
-    def broken(job: aiplatform.CustomJob, **parameters: Any) -> None:
+    def broken(job: Any, **parameters: Any) -> None:
         submit(job, **parameters)
         raise error
 
