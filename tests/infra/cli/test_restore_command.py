@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -211,6 +212,11 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
     ]
     places.train(ROUNDS + 2)
     assert skerry("replicate", spec, "--to", (places.folder / "south").as_uri()).exit_code == 0
+    status = skerry("status", spec).output
+    assert re.search(rf"mirror {places.mirror}: 3 of 5 rounds, checkpoint \d; 2 behind", status)
+    south = (places.folder / "south/my-run").as_uri()
+    assert re.search(rf"mirror {south}: 5 of 5 rounds, checkpoint \d; not behind", status)
+    assert f"round 5, {(places.folder / 'south').as_uri()}" in status
     for island in places.islands:
         with suppress(OSError):
             island.stop()

@@ -120,4 +120,15 @@ def test_plan_names_the_rights_of_each_replica_on_each_mirror(spec: str, clouds:
         r'"SKERRY_BUCKET_REGION_0": "acme-west=\$\{aws_bucket.mirror-acme-west.region\}"',
     ):
         assert re.search(pattern, output), pattern
+    table = output[output.index("if this is lost") :]
+    assert [re.split(r"  +", line)[:2] for line in table.splitlines()[1:]] == [
+        ["a process", "the store"],
+        ["a machine", "the store"],
+        ["the bucket acme-skerry", "round r, gs://acme-dr/runs"],
+        ["the region us-east-1", "round r, gs://acme-dr/runs"],
+        ["the account at AWS", "round r, gs://acme-dr/runs"],
+        ["AWS", "round r, gs://acme-dr/runs"],
+        ["the store and all mirrors", "nothing"],
+    ]
+    assert re.search(r"mirror s3://acme-west/runs/tiny: \$[0-9.]+ a copy, .* in all; stored: \$[0-9.]+ a month", output)
     assert clouds.aws.calls.writes == clouds.google.calls.writes == []

@@ -48,7 +48,7 @@ from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.report_command import report
 from skerry.infra.cli.restore_command import replicate, restore_run
 from skerry.infra.cli.run_screen import RunScreen
-from skerry.infra.cli.run_status import participation_so_far
+from skerry.infra.cli.run_status import mirrors_so_far, participation_so_far
 from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.cli.spending import read_spending
@@ -253,6 +253,10 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
         else:
             print_lines([*run_text.plain(view), *money.lines], console)
         print_lines(participation_so_far(store, view))
+        if spec is not None:
+            print_lines(
+                mirrors_so_far(spec, view.closed, {}, lambda uri: open_store(uri, deadline_s=STATUS_DEADLINE_S))
+            )
         if spec is not None and not view.finished and Workspace(spec.work_folder).lock_holder() is None:
             typer.echo("no process on this machine supervises it; `skerry up` continues it")
 

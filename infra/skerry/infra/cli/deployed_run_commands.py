@@ -18,7 +18,7 @@ from skerry.infra.cli.common import FAILED, NOT_BY_ALL, ask_take_over, confirm, 
 from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
-from skerry.infra.cli.run_status import participation_so_far
+from skerry.infra.cli.run_status import mirrors_so_far, participation_so_far
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.deploy import read_clouds, removal
@@ -152,6 +152,9 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
         if look.run is not None and money is not None:
             print_lines([*run_text.plain(look.run), *money.lines])
             print_lines(participation_so_far(deployment.open_store(), look.run))
+            regions = {uri: bucket.region for uri, bucket in deployment.mirrors().items()}
+            regions[spec.run_uri] = deployment.bucket().region
+            print_lines(mirrors_so_far(spec, look.run.closed, regions, deployment.open_source))
     _end_look(look, ok=True, as_json=as_json, **({} if money is None else money.document))
 
 

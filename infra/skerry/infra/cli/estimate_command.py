@@ -23,8 +23,11 @@ from skerry.infra.cost.estimate import (
     StorageCost,
     Volume,
     cost_problem,
+    limits_of,
     parse_parameters,
 )
+from skerry.infra.cost.losses import Place, losses
+from skerry.infra.cost.mirror_costs import MirrorCost
 from skerry.infra.deploy.deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
 from skerry.infra.run import local_preflight
@@ -35,6 +38,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.cost.losses import Loss
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.provision.target import Rate
 
@@ -65,8 +69,9 @@ def estimate(
         deployment = prepare(spec, SystemClock(), environment)
         rates = read_rates(deployment)
         estimated = estimate_of(deployment, rates, environment, parameters)
-        problem = cost_problem(spec.spec.limits, rates)
+        problem = cost_problem(limits_of(spec.spec), rates)
         problems = [] if problem is None else [problem]
+        problems += [route.problem for route in deployment.mirror_routes() if route.problem is not None]
         if as_json:
             typer.echo(json.dumps({**estimated.document(), "problems": problems}))
         else:
@@ -92,7 +97,32 @@ def estimate_of(
         groups=_machine_groups(deployment, own_prices),
     )
     upkeep = StorageCost(volume=volume, prices=prices.load(deployment.home_name, own_prices))
-    return Estimate(rates=tuple(rates), upkeep=upkeep, parameters=parameters)
+    mirrors = tuple(MirrorCost(route=route, volume=volume) for route in deployment.mirror_routes())
+    return Estimate(
+        rates=tuple(rates),
+        upkeep=upkeep,
+        parameters=parameters,
+        mirrors=tuple(mirror.document() for mirror in mirrors),
+        mirror_lines=tuple(line for mirror in mirrors for line in mirror.lines()),
+        losses=planned_losses(deployment, mirrors),
+    )
+
+
+def planned_losses(deployment: Deployment, mirrors: Sequence[MirrorCost]) -> tuple[Loss, ...]:
+    """The table of losses of a deployment, before anything runs."""
+    spec, home = deployment.spec, deployment.bucket()
+    places = [
+        Place(
+            uri=mirror.route.uri,
+            cloud=clouds.home_of(mirror.route.uri),
+            region=deployment.mirrors()[mirror.route.uri].region,
+            line=mirror.route.line,
+            costs=mirror.in_words,
+        )
+        for mirror in mirrors
+    ]
+    store = Place(uri=spec.run_uri, cloud=deployment.home_name, region=home.region)
+    return losses(store, places, spec.peers, spec.spec.faults)
 
 
 def _machine_groups(deployment: Deployment, own_prices: Path | None) -> tuple[MachineGroup, ...]:

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from skerry.infra.cost.losses import loss_lines
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.run_record import codec_for
@@ -21,6 +22,7 @@ from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.cost.losses import Loss
     from skerry.infra.cost.prices import Price, Prices
     from skerry.infra.provision.target import Rate
     from skerry.infra.spec.model import Limits, Spec
@@ -276,13 +278,17 @@ class StorageCost:
 class Estimate:
     """Costs in US dollars. upkeep: None if the store is unknown. parameters: None estimates for a billion.
 
-    notes: further lines for the reader.
+    notes: further lines for the reader. mirrors: for programs, and mirror_lines for people. losses: the table, without
+    which none is shown.
     """
 
     rates: tuple[Rate, ...]
     upkeep: StorageCost | None = None
     parameters: str | None = None
     notes: tuple[str, ...] = ()
+    mirrors: tuple[Mapping[str, object], ...] = ()
+    mirror_lines: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
     @property
     def machines(self) -> Cost:
@@ -316,9 +322,12 @@ class Estimate:
         yield f"  together {total}; {self._maximum()}"
         if self.upkeep is not None:
             yield from self._upkeep_lines(self.upkeep)
+        yield from self.mirror_lines
         if machines.missing or (self.upkeep is not None and self.upkeep.missing):
             yield _ADVICE
         yield from (f"  {note}" for note in self.notes)
+        if self.mirrors:
+            yield from loss_lines(self.losses)
 
     def document(self) -> dict[str, Any]:
         """The estimate for programs; equal for equal specs and prices."""
@@ -329,6 +338,8 @@ class Estimate:
             "cap_usd": self.cap,
             "upkeep": None if self.upkeep is None else self._upkeep_document(self.upkeep),
             "notes": list(self.notes),
+            "mirrors": list(self.mirrors),
+            "losses": [dataclasses.asdict(loss) for loss in self.losses],
         }
 
     def _maximum(self) -> str:
@@ -414,6 +425,14 @@ class Estimate:
             "storage_per_month_usd": upkeep.storage_per_month.usd,
             "unknown": list(upkeep.missing),
         }
+
+
+def limits_of(spec: Spec) -> Limits:
+    """The limits of the machines: of the run's cost limit, that of each mirror is set aside."""
+    limits, mirrors = spec.limits, sum(line.max_usd or 0.0 for line in spec.replication)
+    if limits.max_cost_usd is None or not mirrors:
+        return limits
+    return limits.model_copy(update={"max_cost_usd": max(0.0, limits.max_cost_usd - mirrors)})
 
 
 def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:

@@ -31,6 +31,8 @@ TABLES: Final = "price_tables"
 """The folder of this package with one table for each cloud."""
 
 _TITLES: Final = {"aws": "AWS", "google": "Google Cloud"}
+CLOUDS: Final = tuple(_TITLES)
+"""The clouds with a table of prices."""
 
 # Machines of Google without accelerators of their own.
 _ATTACHABLE: Final = "n1-"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds, targets
+from skerry.infra.cost import prices
+from skerry.infra.cost.mirror_costs import MirrorRoute, route_of
 from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.provision.state_store import StateStore
 from skerry.infra.provision.target import RunContext
@@ -43,7 +45,7 @@ class Deployment:
     others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
     kinds can be created. These functions may look up credentials; each does its work once:
     bucket: the resource that holds the run's store; created before all others and deleted after them.
-    mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it.
+    mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it. mirror_routes: their traffic.
     open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror.
     open_state: opens the state, in the run's store or at the spec's `state`.
     """
@@ -60,6 +62,7 @@ class Deployment:
     handlers: Mapping[str, Handler]
     bucket: Callable[[], Resource]
     mirrors: Callable[[], Mapping[str, Resource]]
+    mirror_routes: Callable[[], tuple[MirrorRoute, ...]]
     open_store: Callable[[], Store]
     open_source: Callable[[str], Store]
     open_state: Callable[[], StateStore]
@@ -121,6 +124,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         buckets = {bucket.name: bucket for cloud in mirror_homes.values() for bucket in cloud.mirrors(context)}
         return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
 
+    def list_routes() -> tuple[MirrorRoute, ...]:
+        own = prices.own_file(environment)
+        places = {uri: (clouds.home_of(uri), bucket.region) for uri, bucket in list_mirrors().items()}
+        return tuple(route_of(uri, spec.mirrors[uri], place, groups, own) for uri, place in places.items())
+
     @functools.cache
     def open_run_store() -> Store:
         return open_at(spec.run_uri)
@@ -143,6 +151,7 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         handlers=handlers,
         bucket=functools.cache(lambda: home.resources(context)[0]),
         mirrors=functools.cache(list_mirrors),
+        mirror_routes=functools.cache(list_routes),
         open_store=open_run_store,
         open_source=lambda uri: (
             open_at(uri)

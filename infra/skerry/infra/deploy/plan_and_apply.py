@@ -8,7 +8,7 @@ from collections.abc import Mapping  # noqa: TC003  a parser reads the annotatio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.infra.cost.estimate import cost_problem
+from skerry.infra.cost.estimate import cost_problem, limits_of
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import bucket_exists, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
@@ -94,9 +94,10 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
     graph = resolved.graph.part((*only, deployment.bucket().address)) if only else resolved.graph
     tags = deployment.spec.spec.tags
     plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, resolved.graph if only else None)
-    cost = cost_problem(deployment.spec.spec.limits, resolved.rates)
+    cost = cost_problem(limits_of(deployment.spec.spec), resolved.rates)
+    mirrors = [route.problem for route in deployment.mirror_routes() if route.problem is not None]
     start = _read_start(deployment)
-    problems = (*plan.problems, *start.problems, *(() if cost is None else (cost,)))
+    problems = (*plan.problems, *start.problems, *(() if cost is None else (cost,)), *mirrors)
     return Planned(
         plan=dataclasses.replace(plan, problems=problems),
         binding=_binding(deployment, state, resolved, start.initial),
@@ -150,7 +151,10 @@ def apply_plan(
         for entry in planned.tagged:
             hold.note(entry.id, entry)
         store = deployment.open_store()
-        create_or_load_run(store, deployment.spec, deployment.clock, lambda _: planned.source or _find(deployment))
+        prices = {route.uri: route.price.usd for route in deployment.mirror_routes() if route.price is not None}
+        create_or_load_run(
+            store, deployment.spec, deployment.clock, lambda _: planned.source or _find(deployment), prices
+        )
         store.create(keys.code(deployment.code.digest), deployment.code.data)
 
         def on_other_step(step: Step) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.shared import each
-from skerry.infra.cost.estimate import hours_allowed, within
+from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.plan import desired_of
 from skerry.infra.provision.target import Check
@@ -135,7 +135,7 @@ def _completed(checks: Iterator[Check]) -> list[Check]:
 
 def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:
     """The number of hours that the run may take. A cost limit that cannot be kept is the plan's problem."""
-    limits = deployment.spec.spec.limits
+    limits = limits_of(deployment.spec.spec)
     try:
         return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, prices)
     except Invalid:

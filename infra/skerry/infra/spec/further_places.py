@@ -146,6 +146,7 @@ Lines = Annotated[
 
 def problems(document: Document, kinds: TargetKinds, folder: Path) -> Iterator[Problem]:
     """Every line that cannot be kept, or protects against nothing new. folder: the spec's."""
+    yield from _outside_the_limit(document)
     places: list[tuple[str, Where]] = []
     home = document.value(("store",))
     if isinstance(home, str):
@@ -166,6 +167,26 @@ def problems(document: Document, kinds: TargetKinds, folder: Path) -> Iterator[P
             if (text := _nothing_new(document, kinds, folder, line, to, places)) is not None:
                 yield document.problem((*line, "to"), text)
         places.append((to, line))
+
+
+def _outside_the_limit(document: Document) -> Iterator[Problem]:
+    """Mirrors that limits.max_cost_usd cannot bound: it bounds machines, and sets `max_usd` aside."""
+    most = document.value(("limits", "max_cost_usd"))
+    if not isinstance(most, int | float) or isinstance(most, bool):
+        return
+    aside = 0.0
+    for index in range(len(document.entries((REPLICATION,)))):
+        line: Where = (REPLICATION, index)
+        to, usd = document.value((*line, "to")), document.value((*line, "max_usd"))
+        if isinstance(usd, int | float) and not isinstance(usd, bool):
+            aside += usd
+            if aside >= most:
+                text = f"leaves nothing of limits.max_cost_usd for machines: {aside:g} of {most:g}; lower it"
+                yield document.problem((*line, "max_usd"), text)
+                return
+        elif isinstance(to, str) and to != PEERS:
+            text = "missing, and limits.max_cost_usd counts it; write e.g. max_usd: 50"
+            yield document.problem((*line, "max_usd"), text)
 
 
 def _wrong_fields(document: Document, line: Where, *, is_peers: bool) -> Iterator[Problem]:
