@@ -121,6 +121,8 @@ def test_replica_keeps_a_mirror_and_can_do_nothing_else(replica: Replica) -> Non
             continue
         allowed.append(what)
     assert allowed == []
+    for spent in (b"1", b"2"):
+        store.replace("spent/batch-0.json", spent)
     for key in DELETED:
         store.delete(key)
         assert store.read(key) is None

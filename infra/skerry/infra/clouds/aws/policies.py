@@ -57,6 +57,8 @@ _EXCHANGE: Final = f"{_ROUND}-????"
 _SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.ROLL_UPS, keys.PROBE)
 # Garbage collection and the start-up check delete these, also those of other replicas.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
+MIRROR_SPENT: Final = "spent/"
+"""Counts of the bytes that each slot has copied: the only objects of a mirror that are replaced."""
 MIRROR_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
 """Objects that a mirror deletes when two newer checkpoints are complete in it."""
 # These decide the course of a run: nothing overwrites them, not even an operator by mistake.
@@ -166,6 +168,7 @@ def mirror_policy(*, bucket_arn: Text, prefix: str, number: int = 0) -> tuple[St
         Statement(sid=f"ListMirror{number}", actions=("s3:ListBucket",), resources=(bucket_arn,), conditions=below),
         Statement(sid=f"ReadMirror{number}", actions=("s3:GetObject",), resources=on("")),
         Statement(sid=f"CreateMirror{number}", actions=("s3:PutObject",), resources=on(""), conditions=_CREATES),
+        Statement(sid=f"CountMirror{number}", actions=("s3:PutObject",), resources=on(MIRROR_SPENT)),
         Statement(sid=f"AbortMirror{number}", actions=("s3:AbortMultipartUpload",), resources=on("")),
         Statement(sid=f"CollectMirror{number}", actions=("s3:DeleteObject",), resources=on(*MIRROR_COLLECTED)),
     )

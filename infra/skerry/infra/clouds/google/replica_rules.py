@@ -98,7 +98,8 @@ def mirror_rules(prefix: str) -> tuple[Rule, ...]:
     condition.
     """
     _check_prefix(prefix)
-    collected = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
+    # With what each slot has copied, which is replaced: see `clouds.aws.policies.MIRROR_SPENT`.
+    collected = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, "spent/")
     return (
         Rule(title="read the mirror", role=VIEWER, keys=(f"{prefix}/",), listing=True),
         Rule(title="create in the mirror", role=CREATOR, keys=(f"{prefix}/",)),
