@@ -31,7 +31,7 @@ _NEAR: Final = 1000
 def mirrors_so_far(
     spec: SpecFile, closed: int, regions: Mapping[str, str], open_at: Callable[[str], Store]
 ) -> list[str]:
-    """How far behind each mirror of the spec is, and the table of losses as of now; empty without mirrors.
+    """Describe how far behind each mirror of the spec is, with the table of losses as of now; empty without mirrors.
 
     closed: rounds of the run. regions: of buckets, by URI. open_at: opens a mirror; an unreadable one is reported.
     """

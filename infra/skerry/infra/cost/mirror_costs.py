@@ -101,7 +101,7 @@ class MirrorCost:
 
     @property
     def storage_per_month(self) -> Cost:
-        """What stays in the mirror: checkpoints, and the payloads of rounds since the oldest of them."""
+        """The stored bytes: checkpoints, and the payloads of rounds since the oldest of them."""
         kept = KEPT * (self.copy_bytes + self.interval * self.log_bytes)
         return cost_of(kept / _GB, self.route.storage, f"storage at {self.route.line.to}")
 
