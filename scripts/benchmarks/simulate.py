@@ -2,6 +2,7 @@
 
     scripts/bench simulate [--seeds 20000] [--first 0] [--jobs N] [--json]
     scripts/bench simulate --seed 231 [--lines 80]      replay one seed, twice, and show how it ended
+    scripts/bench simulate --mirrors [--seeds 5000]     replicas keep a mirror: checked after each put, with kills there
     scripts/bench simulate --mutants [--limit 5000]     every deliberate bug, and after how many seeds it was caught
     scripts/bench simulate --explore                    all interleavings of small runs, up to the bounds that are shown
 
@@ -18,6 +19,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,13 +47,14 @@ def long_search(options: argparse.Namespace) -> int:
     """Search all seeds on all cores."""
     total, began = Tally(), time.perf_counter()
     with ProcessPoolExecutor(options.jobs) as pool:
-        for done in pool.map(search, batches(options.first, options.seeds)):
+        for done in pool.map(partial(search, mirrored=options.mirrors), batches(options.first, options.seeds)):
             total.add(done)
             if not options.json:
                 print(f"\r{total.schedules} schedules, {len(total.reports)} broken", end="", file=sys.stderr)
     seconds = time.perf_counter() - began
     result = {
         "benchmark": "simulate",
+        "mirrors": options.mirrors,
         "first_seed": options.first,
         "schedules": total.schedules,
         "events": total.events,
@@ -78,7 +81,7 @@ def long_search(options: argparse.Namespace) -> int:
 def replay(options: argparse.Namespace) -> int:
     """Simulate one seed twice, and show its end."""
     with quiet():
-        result, again = run_seed(options.seed), run_seed(options.seed)
+        result, again = (run_seed(options.seed, mirrored=options.mirrors) for _ in range(2))
     same = result.digest == again.digest
     if options.json:
         print(
@@ -165,6 +168,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them (0)")
     parser.add_argument("--seed", type=int, default=None, help="replay this one")
     parser.add_argument("--lines", type=int, default=60, help="of the trace that a replay shows (60)")
+    parser.add_argument("--mirrors", action="store_true", help="the replicas keep a mirror; also with --seed")
     parser.add_argument("--mutants", action="store_true", help="prove that deliberate bugs are caught")
     parser.add_argument("--limit", type=int, default=5000, help="seeds after which a mutant counts as missed (5000)")
     parser.add_argument("--explore", action="store_true", help="all interleavings of small runs")

@@ -60,6 +60,7 @@ EVENTS = """
     garbage_collection_failed heartbeat_failed initial_model_loaded joined
     local_copy_failed local_copy_saved local_state_failed local_state_missing
     local_state_loaded local_state_saved
+    mirror_behind mirrored
     mount_remembers_absence receipt_failed receipts_differ reduced_unit_refused round_closed round_ended_early
     round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
@@ -96,6 +97,7 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.roll_up(100, 199) == "rollups/00000100-00000199.json.gz"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"
+    assert keys.spent("local-0") == "spent/local-0.json"
     assert keys.state(12) == "state/00000012.json"
     assert keys.state_note(12, 3) == "state/00000012/000003.json"
 

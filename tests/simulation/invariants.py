@@ -446,19 +446,19 @@ class Checker(BucketReader):
     def rebuild(self, when: str) -> None:
         """Compute the state at the head as a new replica would have to, and compare."""
         try:
-            state = self._rebuilt()
+            state = self.rebuilt(self.head)
         except (KeyError, ValueError, TypeError) as error:
             self.broken("durability", f"the head cannot be rebuilt {when}: {error!r}")
             return
         if state is not None and state != self.states[self.head]:
             self.broken("durability", f"the head, rebuilt {when}: {_difference(state, self.states[self.head])}")
 
-    def _rebuilt(self) -> Shared | None:
-        """None before there is any state."""
+    def rebuilt(self, head: int) -> Shared | None:
+        """The state after so many rounds; None before there is any. Raises KeyError if it does not follow."""
         if not self.states:
             return None
-        round_number, state = self._newest_checkpoint()
-        while (commit := self._read(keys.commit(round_number))) is not None:
+        round_number, state = self._newest_checkpoint(head)
+        while round_number < head and (commit := self._read(keys.commit(round_number))) is not None:
             averages: list[bytes] = []
             outer = b""
             for exchange, digest in enumerate(json.loads(commit)["exchanges"]):
@@ -470,13 +470,13 @@ class Checker(BucketReader):
                 outer = self._outer(json.loads(decision))
             state = folded(state, round_number, *averages, outer=outer)
             round_number += 1
-        if round_number != self.head:
+        if round_number != head:
             raise KeyError(f"commit of round {round_number}")
         return state
 
-    def _newest_checkpoint(self) -> tuple[int, Shared]:
-        """The newest complete one."""
-        for round_number in range(self.head, -1, -1):
+    def _newest_checkpoint(self, head: int) -> tuple[int, Shared]:
+        """The newest complete one of at most so many rounds."""
+        for round_number in range(head, -1, -1):
             manifest = self._read(keys.checkpoint_manifest(round_number))
             if manifest is None or round_number in self._wrong:
                 continue

@@ -51,10 +51,17 @@ class Replica:
     """One incarnation from its start to its end, which is left in `process.status`."""
 
     def __init__(
-        self, process: Process, engine: Store, settings: ReplicaSettings, checker: Checker, clock: SimulatedClock
+        self,
+        process: Process,
+        engine: Store,
+        settings: ReplicaSettings,
+        checker: Checker,
+        clock: SimulatedClock,
+        mirror: Store | None = None,
     ) -> None:
         self.process = process
         self._engine = engine
+        self._mirror = mirror
         self._settings = settings
         self._clock = clock
         draw = random.Random(process.world.random.getrandbits(64))
@@ -86,7 +93,7 @@ class Replica:
 
     def _begin(self) -> None:
         settings = self._settings
-        session = join_simulated_run(self.process, self._engine, settings, self._clock)
+        session = join_simulated_run(self.process, self._engine, settings, self._clock, self._mirror)
         lifecycle = lifecycle_of(
             session,
             self.trainer,

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import Bucket, FaultyStore, Script
 from tests.simulation.invariants import Checker
+from tests.simulation.mirrors import MirrorCheck
 from tests.simulation.replica import Replica
 from tests.simulation.roll_ups import RollUpCheck
-from tests.simulation.scenario import Scenario, draw
+from tests.simulation.scenario import Scenario, draw, with_mirror
 from tests.simulation.world import Process, SimulatedClock, TraceLine, World
 
 from skerry.runtime.log import keys
@@ -50,7 +51,8 @@ class Result:
     def report(self, last: int = 40) -> str:
         """For people: the seed, what is broken, and how it came to that."""
         lines = [str(self.scenario), *self.violations, *map(str, self.trace[-last:])]
-        lines.append(f"replay: scripts/bench simulate --seed {self.scenario.seed}")
+        mirrors = " --mirrors" if self.scenario.run.mirrors else ""
+        lines.append(f"replay: scripts/bench simulate --seed {self.scenario.seed}{mirrors}")
         return "\n".join(lines)
 
 
@@ -72,6 +74,8 @@ class Simulation:
         )
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
+        engine = self.bucket.engine
+        self.mirror = MirrorCheck(self.world, self.checker, engine, scenario) if scenario.run.mirrors else None
         self.roll_ups = RollUpCheck(self.world, self.checker, self.bucket.engine, scenario)
         self.processes: list[Process] = []
         self._launches: Counter[str] = Counter()
@@ -114,7 +118,8 @@ class Simulation:
         # Monotonic clocks count from the machine's start.
         clock = SimulatedClock(world, self._skew_s * world.random.uniform(0.0, 2.0), world.random.uniform(0.95, 1.05))
         settings = scenario.settings[scenario.slots.index(slot)]
-        replica = Replica(process, engine, settings, self.checker, clock)
+        mirror = None if self.mirror is None else self.mirror.open(process, self._fell_asleep)
+        replica = Replica(process, engine, settings, self.checker, clock, mirror)
 
         def main() -> None:
             replica.main()
@@ -231,8 +236,11 @@ class Simulation:
         if not self.checker.violations:
             self.checker.rebuild("at the end")
             self.roll_ups.read_history()
+        if not self.checker.violations and self.mirror is not None:
+            self.mirror.check_end()
 
 
-def run_seed(seed: int) -> Result:
-    """Simulate one seed."""
-    return Simulation(draw(seed)).run()
+def run_seed(seed: int, *, mirrored: bool = False) -> Result:
+    """Simulate one seed. mirrored: the replicas keep a mirror."""
+    scenario = draw(seed)
+    return Simulation(with_mirror(scenario) if mirrored else scenario).run()

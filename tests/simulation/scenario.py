@@ -12,7 +12,7 @@ from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
-from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.run_record import MirrorSettings, Run
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.open_session import SessionOptions
 
@@ -144,6 +144,16 @@ def run_of(slots: tuple[str, ...], *, rounds: int, min_replicas: int, **changes:
         "created": "",
     }
     return Run.model_validate(usual | changes)
+
+
+def with_mirror(scenario: Scenario) -> Scenario:
+    """The same with a mirror. Checkpoints are what they say: a mirror copies them without comparing receipts."""
+    rng = random.Random(f"{scenario.seed} mirror")
+    mirror = MirrorSettings(uri="memory://mirror", every=rng.choice((1, 1, 2, 3)), each_round=rng.random() < 0.7)
+    run = scenario.run.model_copy(update={"mirrors": (mirror,)})
+    settings = tuple(replace(each, run=run, flips_after=None) for each in scenario.settings)
+    rates = replace(scenario.rates, forged=0.0)
+    return replace(scenario, run=run, settings=settings, rates=rates)
 
 
 def with_settings(scenario: Scenario, slot: str, **changes: object) -> Scenario:

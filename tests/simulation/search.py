@@ -65,12 +65,12 @@ def quiet() -> Generator[None]:
         logger.setLevel(before)
 
 
-def search(seeds: Iterable[int]) -> Tally:
-    """Simulate every seed, also after a violation."""
+def search(seeds: Iterable[int], *, mirrored: bool = False) -> Tally:
+    """Simulate every seed, also after a violation. mirrored: the replicas keep a mirror."""
     tally = Tally()
     with quiet():
         for seed in seeds:
-            result = run_seed(seed)
+            result = run_seed(seed, mirrored=mirrored)
             tally.schedules += 1
             tally.events += result.events
             tally.virtual_s += result.seconds

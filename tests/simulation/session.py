@@ -159,8 +159,10 @@ class FiberExecutor(Executor):
             self._last.exception()
 
 
-def join_simulated_run(process: Process, engine: Store, settings: ReplicaSettings, clock: Clock) -> Session:
-    """Claim the process's slot, starting the run if there is none."""
+def join_simulated_run(
+    process: Process, engine: Store, settings: ReplicaSettings, clock: Clock, mirror: Store | None = None
+) -> Session:
+    """Claim the process's slot, starting the run if there is none. mirror: the store of the run's mirror."""
     store = Retrying(engine, clock, deadline_s=settings.start_deadline_s)
     new_run = settings.run.model_copy(update={"nonce": clock.nonce()})
     session = join_run(store, process.slot, settings.terms, clock, new_run=new_run, stop=process.stop)
@@ -171,5 +173,6 @@ def join_simulated_run(process: Process, engine: Store, settings: ReplicaSetting
         session,
         executor=partial(FiberExecutor, process, settings.background),
         event=partial(FiberEvent, process.world),
+        open_mirror=lambda _: Retrying(cast("Store", mirror), clock),
         collector=session.collector if settings.collects else cast("GarbageCollector", NoCollector()),
     )

@@ -42,6 +42,8 @@ Name: TypeAlias = Literal[
     "local_state_loaded",
     "local_state_missing",  # a restarted replica has no saved state of its own
     "local_state_saved",
+    "mirror_behind",  # a mirror of the run could not be brought up to date: why; it is tried again
+    "mirrored",  # rounds or a checkpoint were copied to a mirror
     "mount_remembers_absence",  # an NFS mount without lookupcache=positive: files of others are seen late
     "receipt_failed",
     "receipts_differ",  # replicas have different averages or states after a round; which are right, if known

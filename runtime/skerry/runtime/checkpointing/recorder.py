@@ -86,7 +86,7 @@ class Recorder:
         self._train = group.channel("train")
         self._background = group.channel("record")
         self._pool = pool or BackgroundThreads(1, "recorder")
-        self._checkpoint: Future[None] | None = None
+        self.saving: Future[None] | None = None  # the checkpoint that this replica has written last
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._near = near
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
@@ -154,7 +154,7 @@ class Recorder:
             self._collector.note_closed(position.round)
             self._pool.submit(self._write_receipt, receipt)
         if whole.saves:
-            self._checkpoint = self._pool.submit(self._write_checkpoint, position, snapshot)
+            self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
         if whole.near and self._near is not None:
             self.near_round = position.round
             self._near.save("checkpoints", position.round, position.previous, snapshot)
@@ -292,8 +292,8 @@ class Recorder:
     def _my_turn(self, position: LogPosition, checkpoint_every: int | None) -> bool:
         if self._author(position, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
-        if self._log.run.is_over(position.round, position.work) and self._checkpoint is not None:
-            self._checkpoint.exception()  # the last checkpoint of a run is never skipped
+        if self._log.run.is_over(position.round, position.work) and self.saving is not None:
+            self.saving.exception()  # the last checkpoint of a run is never skipped
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
 
@@ -306,7 +306,7 @@ class Recorder:
     @property
     def is_saving(self) -> bool:
         """True while a checkpoint of this replica is being written."""
-        return self._checkpoint is not None and not self._checkpoint.done()
+        return self.saving is not None and not self.saving.done()
 
     def _write_receipt(self, receipt: Receipt) -> None:
         try:

@@ -27,6 +27,7 @@ of several keys, to list them. Does no I/O.
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     artifacts/{slot}/{round}-{number}/{name}      create   a file that the script saved; a large one in several objects
     rollups/{first}-{last}.json.gz                create   what readers need of so many closed rounds, in one object
+    spent/{slot}.json                             replace  in a mirror with a limit: bytes that the slot has copied
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
     state/{serial}.json                           create   what `apply` created for the run, and the lock holder
@@ -61,6 +62,8 @@ PINS = "pins/"
 OUTCOMES = "outcomes/"
 ARTIFACTS = "artifacts/"
 ROLL_UPS = "rollups/"
+SPENT = "spent/"
+"""In a mirror."""
 CODE = "code/"
 PROBE = "probe/"
 STATE = "state/"
@@ -131,6 +134,11 @@ def members_prefix(slot: str) -> str:
 def incarnation_of(key: str) -> int:
     """The incarnation in a member or outcome key."""
     return int(_parse(key, _INCARNATION_KEY))
+
+
+def spent(slot: str) -> str:
+    """Key of the bytes that a slot has copied to a mirror."""
+    return f"{SPENT}{check_slot(slot)}.json"
 
 
 def heartbeat(slot: str) -> str:

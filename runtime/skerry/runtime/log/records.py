@@ -175,10 +175,24 @@ class Abstention(Record):
     reason: str
 
 
-class Heartbeat(Record):
+class MirrorState(Record):
+    """A mirror as the replica knows it that copied last. copied: rounds. checkpoint: the newest one there.
+
+    is_copying: others leave it alone meanwhile. problem: why it is behind; None if the last copy was complete.
+    """
+
+    uri: Uri
+    copied: Count = 0
+    checkpoint: Count | None = None
+    is_copying: bool = False
+    problem: Annotated[str, Field(max_length=500)] | None = None
+
+
+class Heartbeat(Extended):
     """The only replaceable record of a slot: its liveness, position and progress.
 
-    waiting_for: slots with an awaited contribution. notice: text for people (a spot notice, a stop request).
+    waiting_for: slots with an awaited contribution. notice: text for people (a spot notice, a stop request). mirrors:
+    those to which this replica has copied; None, and absent from the bytes, for none.
     """
 
     run: Nonce
@@ -196,6 +210,8 @@ class Heartbeat(Record):
     downloaded_bytes: Count
     waiting_for: tuple[str, ...]
     notice: str | None
+    mirrors: tuple[MirrorState, ...] | None = None
+    ADDED = ("mirrors",)
 
 
 class Part(Record):

@@ -112,6 +112,14 @@ class MirrorSettings(Record):
     usd_per_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
+class Spent(Record):
+    """The bytes of tensors that one slot has copied to a mirror, or was about to."""
+
+    run: Nonce
+    slot: Name
+    bytes: Count
+
+
 class Run(Extended):
     """run.json: the settings that all replicas of a run share. Created once.
 

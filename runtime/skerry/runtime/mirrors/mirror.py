@@ -14,6 +14,7 @@ from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
+from skerry.runtime.log.recent_records import RecentRecords
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.store.parallel import run_parallel
@@ -34,7 +35,7 @@ _LATE: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorOptions:
-    """every: rounds between two checkpoints. payloads: what rounds after the last checkpoint need is copied, too.
+    """every: one checkpoint in so many rounds. payloads: what rounds after the last checkpoint need is copied, too.
 
     private: the state that each replica alone has is copied with a checkpoint. Raises Invalid for every < 1.
     """
@@ -66,10 +67,19 @@ class Mirror:
     """A copy of one run in another store. For one thread."""
 
     def __init__(
-        self, source: Store, target: Store, clock: Clock, options: MirrorOptions | None = None, *, by: str = "skerry"
+        self,
+        source: Store,
+        target: Store,
+        clock: Clock,
+        options: MirrorOptions | None = None,
+        *,
+        by: str = "skerry",
+        recent: RecentRecords | None = None,
+        charge: Callable[[int], None] | None = None,
     ) -> None:
-        """by: the operator or the slot that copies, for people.
+        """by: the operator or the slot that copies, for people. recent: records of rounds that need not be read.
 
+        charge: called with the bytes of tensors that are about to be copied; what it raises ends the copy.
         Raises Invalid if the source has no run or is a mirror, or if the target is the source, or has a run that is
         not its mirror.
         """
@@ -77,16 +87,22 @@ class Mirror:
         self._source, self._target = source, target
         self.run = self._checked_run(clock, by)
         self._log = RunLog(source, self.run)
-        self._copied = RunLog(target, self.run).find_head(0)
-        self._previous = _digest(target, keys.commit(self._copied - 1)) if self._copied else GENESIS
-        self._checkpoints = complete_checkpoints(target)
+        self._recent = recent or RecentRecords()
+        self._charge = charge
+        self._copied = 0
+        self._previous = GENESIS
+        self._checkpoints: set[int] = set()
+        # Rounds whose payloads are damaged in the source, until a newer checkpoint makes up for them.
+        self._damaged: dict[int, Corrupt] = {}
         self._objects = self._bytes = 0
 
     def catch_up(self) -> MirrorProgress:
         """Copies what is new. Raises Corrupt for damage in the source, Conflict if the mirror has another object there.
 
-        Raises the errors of both stores, too; the next call goes on.
+        Damaged payloads are left out, and reported when all else is copied. Raises the errors of both stores, too; the
+        next call goes on.
         """
+        self._look_at_mirror()
         rounds = self._log.find_head(self._copied)
         # After the look at the head, so that all starts are there that its contributions name.
         self._copy_folders(keys.CODE, keys.INITIAL, keys.SETTINGS, keys.MEMBERS)
@@ -98,6 +114,10 @@ class Mirror:
             self._copy_receipts(number)
         self._copy_newest_checkpoint()
         self._copy_folders(keys.OUTCOMES, keys.ARTIFACTS)
+        newest = max(self._checkpoints, default=-1)
+        self._damaged = {number: error for number, error in self._damaged.items() if number >= newest}
+        if self._damaged:
+            raise self._damaged[min(self._damaged)]
         return MirrorProgress(
             rounds=rounds,
             copied=self._copied,
@@ -105,6 +125,13 @@ class Mirror:
             objects=self._objects,
             bytes=self._bytes,
         )
+
+    def _look_at_mirror(self) -> None:
+        """Others may have copied more since the last look."""
+        copied = RunLog(self._target, self.run).find_head(self._copied)
+        if copied > self._copied:
+            self._copied, self._previous = copied, _digest(self._target, keys.commit(copied - 1))
+        self._checkpoints = complete_checkpoints(self._target)
 
     def _checked_run(self, clock: Clock, by: str) -> Run:
         source, target = self._source, self._target
@@ -156,7 +183,10 @@ class Mirror:
                 named = Contribution.parse(contributed, at).parts
                 parts += [(keys.payload(number, share.slot, part.digest), part) for part in named]
         if self.options.payloads:
-            self._copy_parts(parts, lambda: True)
+            try:
+                self._copy_parts(parts, lambda: True)
+            except Corrupt as error:
+                self._damaged[number] = error
         for records in (contributions, decisions):
             run_parallel(self._target, len(records), lambda index, records=records: self._put(*records[index]))
         self._put(key, data)
@@ -175,7 +205,8 @@ class Mirror:
             return
         closed = self._log.read_last_commit(self._copied)
         is_last = newest == self._copied and self.run.is_over(newest, 0.0 if closed is None else closed.record.work)
-        if last is None or newest >= last + self.options.every or (is_last and newest > last):
+        every = self.options.every
+        if last is None or newest // every > last // every or (is_last and newest > last):
             if not self._copy_checkpoint(newest, keys.CHECKPOINTS):
                 return  # deleted meanwhile, because there is a newer one
             self._checkpoints.add(newest)
@@ -215,6 +246,8 @@ class Mirror:
         folders = {key.rpartition("/")[0] + "/" for key, _ in parts}
         here = {entry.key: entry.size for folder in folders for entry in self._target.list(folder)}
         missing = [(key, part) for key, part in parts if here.get(key) != part.total_bytes]
+        if missing and self._charge is not None:
+            self._charge(sum(part.total_bytes for _, part in missing))
 
         def copy(index: int) -> bool:
             key, part = missing[index]
@@ -252,7 +285,7 @@ class Mirror:
         run_parallel(self._target, len(chosen), copy)
 
     def _need(self, key: str, digest: str | None = None) -> bytes:
-        data = read_record_bytes(self._source, key)
+        data = self._recent.get(key) or read_record_bytes(self._source, key)
         if data is None:
             raise Corrupt(f"{self._source.uri}/{key} is missing, which another record names; see `skerry doctor`")
         if digest is not None and digest_of(data) != digest:

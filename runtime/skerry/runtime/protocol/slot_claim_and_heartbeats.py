@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import Place
+    from skerry.runtime.log.records import MirrorState, Place
     from skerry.runtime.store import Entry
 
 
@@ -86,6 +86,8 @@ class Presence:
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self.mirrors: Callable[[], tuple[MirrorState, ...] | None] = lambda: None
+        """For the heartbeats: those to which this replica copies."""
         self.incarnation = self._claim()
         emit("joined", {"slot": slot, "incarnation": self.incarnation})
 
@@ -193,6 +195,7 @@ class Presence:
                 downloaded_bytes=progress.downloaded_bytes,
                 waiting_for=progress.waiting_for,
                 notice=progress.notice,
+                mirrors=self.mirrors(),
             )
             if self._late_since is None:
                 self._late_since = self._clock.now()

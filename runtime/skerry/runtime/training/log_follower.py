@@ -17,6 +17,7 @@ from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import GENESIS
+from skerry.runtime.mirrors.keeper import MirrorKeeper
 from skerry.runtime.training.resumable_round import PartialRound
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints, UnreadableRound
 
@@ -81,6 +82,9 @@ class LogFollower:
         self._roll_ups = RollUpWriter(
             session.log, session.presence.slot, session.clock, session.executor("roll-up"), session.roll_ups
         )
+        self._mirrors = MirrorKeeper(
+            session.log, session.presence, session.watch, session.clock, session.open_mirror, session.executor
+        )
         self.nonfinite = False
 
     @property
@@ -133,9 +137,12 @@ class LogFollower:
         every = None if self.following else checkpoint_every
         self.recorder.record(self.position, facts, scope, every)
         self.private.record(self.position, every, near=self.recorder.near_round == self.position.round)
+        closed, members = self.position.round, self.position.members
+        is_over = self._session.log.run.is_over(closed, self.position.work)
         if every is not None and self._train.rank == 0:
             self._roll_ups.note_closed(self.position)
-        if self._session.log.run.is_over(self.position.round, self.position.work):
+            self._mirrors.note_closed(closed, members, every, self.recorder.saving, is_over=is_over)
+        if is_over:
             self.rescue.wait_for_others(self.position)
 
     def enter_boundary(self, *, jump: bool) -> None:
@@ -285,6 +292,8 @@ class LogFollower:
         self.private.close(wait=wait)
         self.unfinished.close(wait=wait)
         self._roll_ups.close(wait=wait)
+        is_over = self._session.log.run.is_over(self.position.round, self.position.work)
+        self._mirrors.close(wait=wait, is_over=is_over and self._train.rank == 0)
 
     def _head_and_stop(self, head: int) -> tuple[int, bool]:
         """Return the head of the log (listed again once `head` is reached), and whether to stop. Rank 0 looks."""

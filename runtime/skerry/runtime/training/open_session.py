@@ -80,6 +80,7 @@ class Session:
     """The parts that one incarnation needs to take part in its run, on one rank. stop: set it to end all waiting.
 
     executor: makes a background thread that runs its jobs in order. event: makes an event that ends a pause.
+    open_mirror: opens the store of a mirror's URI, without a request.
     """
 
     group: Group
@@ -98,6 +99,7 @@ class Session:
     roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
     executor: Callable[[str], Executor] = _thread
     event: Callable[[], threading.Event] = threading.Event
+    open_mirror: Callable[[str], Store] = open_store
 
 
 class FollowerPresence(Presence):
