@@ -17,7 +17,6 @@ from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
-from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     import threading
@@ -202,22 +201,23 @@ class Exchange:
 
     def contributions(self, decision: Decision) -> list[Contribution]:
         """The members' contributions in order, each exactly the record that the decision names."""
-
-        def read(number: int) -> Contribution:
-            share = decision.members[number]
+        contributions: list[Contribution] = []
+        for share in decision.members:
             seen = self._seen.get(share.slot)
             if seen is not None and seen.digest == share.contribution:  # it was read while waiting for the decision
-                return seen.contribution
+                contributions.append(seen.contribution)
+                continue
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
                 raise Corrupt(f"contribution is missing: key={key}; a decision lists it, it must never be deleted")
             if stored.digest != share.contribution:
-                digests = f"digest={stored.digest} decided={share.contribution}"
-                raise Corrupt(f"contribution is not the decided one: key={key} {digests}")
-            return stored.record
-
-        return run_parallel(self._log.store, len(decision.members), read, small=True)
+                raise Corrupt(
+                    f"contribution is not the decided one: key={key} digest={stored.digest} "
+                    f"decided={share.contribution}"
+                )
+            contributions.append(stored.record)
+        return contributions
 
     def close(self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float) -> Stored[Commit]:
         """Commit a round of which this replica has applied every exchange. work: of all rounds, including this one.
