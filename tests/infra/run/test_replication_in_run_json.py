@@ -9,16 +9,19 @@ from tests.infra.runs import write_spec
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
-from skerry.infra.run.run_record import create_or_load_run
+from skerry.infra.run.run_record import check_not_lost, create_or_load_run
 from skerry.infra.spec import model
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.log import keys
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.store import open_store
+from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.spec.model import SpecFile
+    from skerry.runtime.store import Store
 
 LINE = "{to: gs://acme-dr/runs, every: 10, log: every round, private: false, max_usd: 50}"
 MIRROR = "gs://acme-dr/runs/test-run"
@@ -53,3 +56,19 @@ def test_other_price_continues_the_run_and_another_line_does_not(tmp_path: Path)
     assert "fixed when the run starts" in str(caught.value)
     with pytest.raises(Invalid, match=r"replication: .* -> null"):
         create_or_load_run(store, model.load(write_spec(tmp_path), targets.kinds()), FakeClock())
+
+
+def test_new_run_is_refused_while_a_mirror_has_it(tmp_path: Path) -> None:
+    spec, mirror = load(tmp_path), MemoryStore()
+    check_not_lost(spec, lambda _: mirror)
+    other, _ = create_or_load_run(open_store(spec.run_uri), spec, FakeClock())
+    mirror.create(keys.RUN, other.to_bytes())
+    with pytest.raises(Invalid, match=f"its mirror {MIRROR} has one; continue it with `skerry restore`"):
+        check_not_lost(spec, lambda _: mirror)
+
+
+def test_mirror_that_cannot_be_read_does_not_stop_a_new_run(tmp_path: Path) -> None:
+    def unreachable(uri: str) -> Store:
+        raise Unauthorized(uri)
+
+    check_not_lost(load(tmp_path), unreachable)

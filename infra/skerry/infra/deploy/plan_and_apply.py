@@ -19,7 +19,14 @@ from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
-from skerry.infra.run.run_record import check_same_run, create_or_load_run, find_source_of, load_run, load_settings
+from skerry.infra.run.run_record import (
+    check_not_lost,
+    check_same_run,
+    create_or_load_run,
+    find_source_of,
+    load_run,
+    load_settings,
+)
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 
@@ -244,6 +251,7 @@ def _read_start(deployment: Deployment) -> _Start:
         if settings is not None:
             check_same_run(settings, deployment.spec, deployment.clock)
             return _Start(initial=settings.first.init_from)
+        check_not_lost(deployment.spec, deployment.open_source)
         source = _find(deployment)
         return _Start(source=source, initial=None if source is None else source.initial)
     except (Invalid, Corrupt, Unauthorized) as error:

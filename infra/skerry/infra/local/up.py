@@ -24,7 +24,7 @@ from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
-from skerry.infra.run.run_record import create_or_load_run
+from skerry.infra.run.run_record import check_not_lost, create_or_load_run, load_run
 from skerry.runtime.errors import Conflict, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
@@ -142,8 +142,8 @@ def launch(
     spec: checked by `preflight.load`. environment: inherited by replicas. poll_s: seconds between reads of the store.
     ask_take_over: called with a description if replicas of the run are at work that were not started from this folder;
     it returns to take over their slots, which ends them, and raises an error otherwise. Raises Conflict if the run is
-    up already, Invalid if it was started from another spec, if the code cannot be packed, or if a secret's variable or
-    a folder of data does not exist.
+    up already; Invalid if it was started from another spec, if only a mirror has it, if the code cannot be packed, or
+    if a secret's variable or a folder of data does not exist.
     """
     inputs = read_inputs(spec, environment)
     packed = code_archive.pack(spec.code_path)
@@ -151,6 +151,8 @@ def launch(
     workspace = Workspace(spec.work_folder)
     with workspace.locked():
         workspace.kill_leftovers()
+        if spec.mirrors and load_run(store) is None:
+            check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
         run, continued = create_or_load_run(store, spec, clock)
         slots = {replica.slot for replica in spec.replica_slots}
         # Those of this folder are dead by now: its lock is held, and what was left over is killed.

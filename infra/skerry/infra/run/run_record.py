@@ -100,6 +100,23 @@ def require_settings(store: Store) -> RunSettings:
     return settings
 
 
+def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
+    """Raise Invalid if a mirror of the spec holds the run that its store has not: a new one would begin at round 0.
+
+    open_at: opens a mirror. One that cannot be read is passed over: before the first apply no bucket exists.
+    """
+    for uri in spec.mirrors:
+        try:
+            run = load_run(open_at(uri))
+        except (SkerryError, OSError):
+            continue
+        if run is not None and run.name == spec.spec.run:
+            raise Invalid(
+                f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, or name "
+                f"this run otherwise: run: ({spec.written.place(('run',))})"
+            )
+
+
 def find_source_of(spec: SpecFile, open_source: Callable[[str], Store] = open_store) -> Source | None:
     """The checkpoint that a new run of this spec starts from; None if it starts with the model of its script."""
     if spec.source is None:
