@@ -56,6 +56,7 @@ MENU: Final = {
             "infra/kubernetes",
             "infra/slurm",
             "infra/hf-jobs",
+            "infra/modal",
             "infra/across-clouds",
         ),
         *("runtime/README", "images/README", "infra/skerry/testing/README", "infra/skerry/testing/google/README"),

@@ -41,6 +41,8 @@ AWS_ROLE = "SKERRY_AWS_ROLE"
 """The ARN of the AWS role that a job on Google Cloud assumes. AWS_REGION is then the bucket's."""
 AWS_AUDIENCE = "SKERRY_AWS_AUDIENCE"
 """The audience of the identity token that the role trusts."""
+TOKEN_VARIABLE = "SKERRY_TOKEN_VARIABLE"  # noqa: S105  the name of a variable
+"""The name of the variable with the platform's identity token, which AWS exchanges for keys of AWS_ROLE_ARN."""
 GOOGLE_AUDIENCE = "SKERRY_GOOGLE_AUDIENCE"
 """The workload identity provider for a job on AWS: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
 

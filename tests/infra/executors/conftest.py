@@ -11,6 +11,7 @@ from tests.support.batchplace import make_place, make_role
 from skerry.testing.google.sandbox import GoogleSandbox
 from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
+from skerry.testing.modal_cloud import ModalSandbox
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -80,3 +81,15 @@ def huggingface(hub: HuggingFaceSandbox) -> Iterator[HuggingFaceSandbox]:
     hub.reset()
     yield hub
     assert hub.violations == []
+
+
+@pytest.fixture(scope="module")
+def modal_cloud() -> Iterator[ModalSandbox]:
+    with ModalSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def modal(modal_cloud: ModalSandbox) -> ModalSandbox:
+    modal_cloud.reset()
+    return modal_cloud

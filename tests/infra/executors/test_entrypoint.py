@@ -78,5 +78,12 @@ def test_missing_sdk_is_reported_when_an_executor_is_built(name: str, monkeypatc
 
 
 def test_executors_of_clouds_need_an_sdk() -> None:
-    clouds = {"BatchExecutor", "HFJobsExecutor", "KubernetesExecutor", "SageMakerExecutor", "VertexExecutor"}
+    clouds = {
+        "BatchExecutor",
+        "HFJobsExecutor",
+        "KubernetesExecutor",
+        "ModalExecutor",
+        "SageMakerExecutor",
+        "VertexExecutor",
+    }
     assert clouds | {"DockerExecutor"} <= set(WITH_SDK)

@@ -11,6 +11,7 @@ from tests.infra.targets.runs import (
     ClusterAndAccount,
     HfJobsRun,
     KubernetesRun,
+    ModalRun,
     SageMakerRun,
     TargetRun,
     VertexRun,
@@ -19,6 +20,7 @@ from tests.infra.targets.runs import (
 from skerry.testing.google.sandbox import GoogleSandbox
 from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
+from skerry.testing.modal_cloud import ModalSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +83,23 @@ def hf_jobs_place(huggingface: HuggingFaceSandbox, aws_sandbox: Sandbox) -> Clus
     return ClusterAndAccount(huggingface, aws_sandbox)
 
 
+@pytest.fixture(scope="session")
+def modal_cloud() -> Iterator[ModalSandbox]:
+    with ModalSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def modal(modal_cloud: ModalSandbox) -> ModalSandbox:
+    modal_cloud.reset()
+    return modal_cloud
+
+
+@pytest.fixture
+def modal_place(modal: ModalSandbox, aws_sandbox: Sandbox) -> ClusterAndAccount:
+    return ClusterAndAccount(modal, aws_sandbox)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
     """A run on the target that the test is parametrised with."""
@@ -89,6 +108,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
         VertexRun: "google_sandbox",
         KubernetesRun: "kubernetes_place",
         HfJobsRun: "hf_jobs_place",
+        ModalRun: "modal_place",
     }
     return kind(tmp_path, request.getfixturevalue(fixtures.get(kind, "aws_sandbox")))
 

@@ -37,6 +37,11 @@ HF_JOBS_GROUP = """\
       flavor: cpu-basic
       secrets: {{AWS_ACCESS_KEY_ID: REPLICA_KEY_ID, AWS_SECRET_ACCESS_KEY: REPLICA_SECRET_KEY}}
 """
+MODAL_GROUP = """\
+  - name: a
+    count: {count}
+    target: {{kind: modal, secrets: [store-keys]}}
+"""
 VERTEX_GROUP = """\
   - name: a
     count: {count}
@@ -48,12 +53,13 @@ class TargetRun(ABC):
     """The run `tiny` with one group, in an account of its own.
 
     KIND: of its jobs. CREATE: the call that creates a job. CREATED: the number of resources of each kind, without those
-    of the replicas.
+    of the replicas. REPEATS: its SDK repeats a creation that had no answer.
     """
 
     KIND: ClassVar[str]
     CREATE: ClassVar[str]
     CREATED: ClassVar[dict[str, int]]
+    REPEATS: ClassVar[bool] = False
     IMAGE: str = IMAGE
 
     def __init__(self, folder: Path, sandbox: Any) -> None:
@@ -222,6 +228,23 @@ class HfJobsRun(TargetRun):
     def group(self, count: int, options: str) -> str:
         del options
         return HF_JOBS_GROUP.format(count=count)
+
+
+class ModalRun(TargetRun):
+    KIND = "modal_job"
+    CREATE = "modal:SandboxCreateV2"
+    CREATED: ClassVar = {"bucket": 1, "app": 1}
+    REPEATS = True
+    IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
+    sandbox: ClusterAndAccount
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.jobs
+
+    def group(self, count: int, options: str) -> str:
+        del options
+        return MODAL_GROUP.format(count=count)
 
 
 def delete_state(operator: Operator) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
 from tests.infra.kit import Killed
-from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.targets.hf_jobs.hub import Hub
 from skerry.infra.targets.kubernetes.cluster import Cluster
+from skerry.infra.targets.modal.workspace import ModalWorkspace
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import SkerryError
 
@@ -36,6 +37,7 @@ SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
     VertexRun: (1, 5, 4),
     KubernetesRun: (2, 4, 4),
     HfJobsRun: (2, 2, 2),
+    ModalRun: (2, 3, 3),
 }
 # The many calls for AWS Batch are divided between tests, so that several processes share them.
 PARTS = pytest.mark.parametrize(
@@ -46,6 +48,7 @@ PARTS = pytest.mark.parametrize(
         (VertexRun, 0, 1),
         (KubernetesRun, 0, 1),
         (HfJobsRun, 0, 1),
+        (ModalRun, 0, 1),
     ],
     indirect=["run"],
     ids=lambda value: value.KIND if isinstance(value, type) else str(value),
@@ -95,6 +98,22 @@ def mortality_on_hugging_face(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> 
     return mortality
 
 
+def mortality_on_modal(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
+    """A Mortality that counts and kills calls to Modal that create and stop."""
+    mortality = Mortality(sandbox, monkeypatch)
+
+    def mortal(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: ModalWorkspace, *given: Any, **more: Any) -> Any:
+            writes = method.__name__ != "app" or more.get("create", False)
+            return mortality.call(lambda: method(self, *given, **more), writes=writes)
+
+        return call
+
+    for method in (ModalWorkspace.app, ModalWorkspace.create, ModalWorkspace.stop, ModalWorkspace.stop_app):
+        monkeypatch.setattr(ModalWorkspace, method.__name__, mortal(method))
+    return mortality
+
+
 def start(run: TargetRun) -> Operator:
     options = "role: group" if isinstance(run, VertexRun) else "role: replica"
     operator = run.operator(count=SIZES[type(run)][0], options=options)
@@ -110,6 +129,8 @@ def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
         mortality = mortality_on_a_cluster(run.sandbox, monkeypatch)
     elif isinstance(run, HfJobsRun):
         mortality = mortality_on_hugging_face(run.sandbox, monkeypatch)
+    elif isinstance(run, ModalRun):
+        mortality = mortality_on_modal(run.sandbox, monkeypatch)
     else:
         mortality = mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
     # An SDK may translate the death of the process into an error.

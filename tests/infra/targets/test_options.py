@@ -59,6 +59,12 @@ SPECS: Final = {
         options="namespace: acme, flavor: l4x1, max_runtime: 24h, "
         "secrets: {AWS_ACCESS_KEY_ID: KEY_ID, AWS_SECRET_ACCESS_KEY: SECRET_KEY}",
     ),
+    "modal": SPEC.format(
+        store="s3://acme/runs",
+        image="ghcr.io/acme/skerry:gpu",
+        kind="modal",
+        options="gpu: H100, max_runtime: 24h, secrets: [store-keys]",
+    ),
     "vertex": SPEC.format(
         store="gs://acme/runs",
         image="us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu",
@@ -101,6 +107,8 @@ VALID: Final = [
     ("slurm", "gpus: 1", "gpus: 1, login: ada@login.acme.org, container: apptainer, extra: ['--constraint=a100|h100']"),
     ("hf_jobs", "outer: {rounds: 40}", "outer: {rounds: 40}\nlimits: {max_hours: 24}"),
     ("hf_jobs", "", "data: {corpus: 's3://acme-data/corpus'}"),
+    ("modal", "outer: {rounds: 40}", "outer: {rounds: 40}\nlimits: {max_hours: 72}"),
+    ("modal", "secrets: [store-keys]", "workspace: ac-1a2b, gpus: 2"),
     ("kubernetes", "", "data: {corpus: 's3://acme-data/corpus', old: 'gs://acme-data/x'}"),
     ("slurm", "", "data: {corpus: /shared/corpus, old: 's3://acme-data/x'}"),
     ("slurm", "", "secrets: {HF_TOKEN: {google_secret: projects/acme/secrets/hf/versions/1}}"),
@@ -145,7 +153,7 @@ def test_reserved_variables_of_a_target_are_refused_by_its_options(
     tmp_path: Path, options: type[TargetOptions]
 ) -> None:
     reserved = [pattern.replace("*", "X") for pattern in options.RESERVED]
-    assert bool(reserved) is (options.name() in {"hf_jobs", "kubernetes", "sagemaker", "slurm", "vertex"})
+    assert bool(reserved) is (options.name() in {"hf_jobs", "kubernetes", "modal", "sagemaker", "slurm", "vertex"})
     others = TargetKinds(tuple(kind for kind in targets.kinds().options if kind is not options))
     # Replicas on this machine: a group may move to any kind later.
     local = next(kind for kind in targets.kinds().names if kind not in targets.kinds().deployed)

@@ -13,6 +13,7 @@ from tests.infra.targets.aws import in_cloud_storage
 from tests.infra.targets.aws_batch import kit as batch
 from tests.infra.targets.hf_jobs import kit as hf_jobs
 from tests.infra.targets.kubernetes import kit as kubernetes
+from tests.infra.targets.modal import kit as modal
 from tests.infra.targets.sagemaker import kit as sagemaker
 from tests.infra.targets.vertex import kit as vertex
 
@@ -49,9 +50,9 @@ OPTIONS = {batch.context_of: "instance_types: [c7i.large]", sagemaker.context_of
     [
         (batch, (batch.OFFER, WEST)),
         (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)),
-        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs)),
+        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs, modal)),
     ],
-    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs"],
+    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs", "modal"],
 )
 def test_graph_of_the_example_is_frozen(kit: Any, offers: tuple[object, ...]) -> None:
     graph = kit.graph_of(ground_from(kit.EXAMPLE), *offers)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.deploy.account import DIGEST, IMAGE
-from tests.infra.targets.runs import BatchRun, HfJobsRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, HfJobsRun, ModalRun, SageMakerRun, TargetRun, VertexRun
 from tests.support.scripts import ROOT, dry_run, loads
 from tests.support.scripts import run as run_script
 
@@ -26,6 +26,7 @@ OF_ANOTHER_PROJECT: Final = "us-central1-docker.pkg.dev/team-images/skerry/repli
         (SageMakerRun, "scripts/deploy-sagemaker", ECR),
         (VertexRun, "scripts/deploy-vertex", OF_ANOTHER_PROJECT),
         (HfJobsRun, "scripts/deploy-hf-jobs", "ghcr.io/acme/skerry"),
+        (ModalRun, "scripts/deploy-modal", "ghcr.io/acme/skerry"),
     ],
     indirect=["run"],
 )

@@ -362,8 +362,6 @@ def _check_kind(kinds: TargetKinds, value: object) -> object:
     if not isinstance(kind, str) or kind in kinds.names:
         return value  # pyright: ignore[reportUnknownVariableType]
     ctx = {"kind": kind, "available": f"available: {', '.join(kinds.names)}"}
-    if kind in kinds.planned:
-        raise PydanticCustomError("target_kind", "{kind} is not available yet in this version; {available}", ctx)
     raise PydanticCustomError("target_kind", "unknown kind of target '{kind}'; {available}", ctx)
 
 

@@ -87,13 +87,9 @@ class ThisMachineOptions(TargetOptions):
 
 @dataclass(frozen=True)
 class TargetKinds:
-    """The kinds of targets that a spec may name, in the order of the JSON Schema.
-
-    planned: names of kinds that a later version will have; they get an error of their own.
-    """
+    """The kinds of targets that a spec may name, in the order of the JSON Schema."""
 
     options: tuple[type[TargetOptions], ...] = ()
-    planned: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -32,15 +32,14 @@ _OPTIONS: Final = {
     "kubernetes": "skerry.infra.targets.kubernetes.options.KubernetesTarget",
     "slurm": "skerry.infra.targets.slurm.options.SlurmTarget",
     "hf_jobs": "skerry.infra.targets.hf_jobs.options.HfJobsTarget",
+    "modal": "skerry.infra.targets.modal.options.ModalTarget",
 }
-# Kinds of a later version: they get an error of their own, so that the user does not search for a typing error.
-_PLANNED: Final = ("modal",)
 
 
 @functools.cache
 def kinds() -> TargetKinds:
     """Return all kinds that a spec may name."""
-    return TargetKinds(tuple(pkgutil.resolve_name(name) for name in _OPTIONS.values()), planned=_PLANNED)
+    return TargetKinds(tuple(pkgutil.resolve_name(name) for name in _OPTIONS.values()))
 
 
 def samples() -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.container import hardware
 from skerry.runtime.container.code_archive import fetch
+from skerry.runtime.container.identity_token import write_token_file
 from skerry.runtime.container.job_environment import ML, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.outcome import (
     OUT_OF_TIME,
@@ -91,6 +92,7 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
     try:
         for line in drop_privileges(environment, ml):
             _log(line)
+        write_token_file(environment)
         tree = ProcessTree(clock, stop_s=STOP_BUDGET_S, alive=None if not alive else Path(alive))
         if environment.get(LEASH) == "stdin":
             tree.leash(0)

@@ -302,9 +302,12 @@ def _may_succeed_again(job: LabelledJob) -> bool:
 
 
 def _observed(job: LabelledJob, desired: Desired) -> Observed:
+    settings: dict[str, Json] = {"region": desired.resource.region, **job.settings}
+    if not job.settings and not _has_settings(job, desired):  # its settings cannot be read, and are others
+        settings["environment"] = {SPEC_LABEL: job.labels.get(SPEC_LABEL, "")}
     return Observed(
         outputs={"id": job.id},
-        settings={"region": desired.resource.region, **job.settings},
+        settings=settings,
         owner=job.owner(desired.run),
         condition=job.condition,
         detail=job.why or job.state.lower(),
@@ -313,5 +316,9 @@ def _observed(job: LabelledJob, desired: Desired) -> Observed:
 
 def _is_this(job: LabelledJob, desired: Desired) -> bool:
     """Return whether it is this job: a job from before a destroy may have other settings."""
+    return job.name == desired.name and _has_settings(job, desired)
+
+
+def _has_settings(job: LabelledJob, desired: Desired) -> bool:
     unknown = any(True for _ in refs(desired.settings))  # a setting of a resource that does not exist yet
-    return job.name == desired.name and (unknown or job.labels.get(SPEC_LABEL) == settings_digest(desired))
+    return unknown or job.labels.get(SPEC_LABEL) == settings_digest(desired)

@@ -1,0 +1,1 @@
+"""Modal: groups of replicas as sandboxes of an App."""

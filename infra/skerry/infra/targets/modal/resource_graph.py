@@ -1,0 +1,133 @@
+"""Builds the resources of Modal from the options of the groups. Pure.
+
+A run has one App. With `workspace` a role of AWS trusts the tokens that Modal gives to the App's sandboxes.
+Sources: Modal, "OIDC integration"; IAM user guide, "Available keys for AWS OIDC federation".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.clouds.aws import s3
+from skerry.infra.clouds.aws.home import STORE
+from skerry.infra.clouds.aws.iam import Role
+from skerry.infra.clouds.aws.input_policies import input_policy
+from skerry.infra.clouds.aws.policies import Statement, replica_policy
+from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
+from skerry.infra.clouds.google.generation_names import name_with_room
+from skerry.infra.provision.graph import Ref
+from skerry.infra.targets.modal.options import LONGEST, ModalTarget
+from skerry.infra.targets.modal.resources import App, Job
+from skerry.runtime import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from skerry.infra.clouds.aws.session import Account
+    from skerry.infra.provision.graph import Resource, Text
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
+
+COMMAND: Final = ("skerry-replica", "run")
+TOKEN_VARIABLE: Final = "MODAL_IDENTITY_TOKEN"  # noqa: S105  the name of a variable
+"""The variable with the token of a sandbox."""
+ISSUER: Final = "oidc.modal.com"
+APP: Final = "run"
+"""The key of the run's App."""
+_MIB: Final = 1 << 20
+_HOUR_S: Final = 3600
+# The name of a sandbox, and a tag that also has the generation.
+_LONGEST_NAME: Final = 63
+_LONGEST_ROLE: Final = 64
+
+
+def build_resources(
+    context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str], account: Account | None
+) -> tuple[Resource, ...]:
+    """Return all resources of these groups. account: of the store, if a group has a workspace."""
+    return tuple(_resources(context, groups, store_variables, account))
+
+
+def _resources(
+    context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str], account: Account | None
+) -> Iterator[Resource]:
+    apps = {
+        environment: App(
+            key=APP if number == 0 else f"{APP}-{environment}",
+            name=context.stem,
+            region=environment,
+            why="the App with the sandboxes of the run",
+        )
+        for number, environment in enumerate(dict.fromkeys(ModalTarget.of(group).environment for group in groups))
+    }
+    yield from apps.values()
+    for group in groups:
+        target = ModalTarget.of(group)
+        identity: dict[str, Text] = {}
+        after = [apps[target.environment].address]
+        if target.workspace is not None and account is not None:
+            role = _role(context, group, account)
+            yield role
+            after.append(role.address)
+            identity = {"AWS_ROLE_ARN": role.ref("arn"), contract.TOKEN_VARIABLE: TOKEN_VARIABLE}
+        for replica in context.slots_of(group):
+            yield Job(
+                key=replica.slot,
+                name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
+                region=target.environment,
+                why=f"replica {replica.index} of the run",
+                after=tuple(after),
+                app=context.stem,
+                image=context.image_of(group),
+                command=COMMAND,
+                environment={
+                    **store_variables,
+                    **identity,
+                    **context.variables(group),
+                    contract.SLOT: replica.slot,
+                    contract.INDEX: str(replica.index),
+                    contract.RANKS: str(target.ranks),
+                },
+                gpu=None if target.gpu is None else f"{target.gpu}:{target.gpus}",
+                cpu=target.cpu,
+                memory_mib=target.memory // _MIB,
+                timeout_s=timeout_s(context.hours, target),
+                secrets=target.secrets,
+                identity=bool(identity),
+            )
+
+
+def timeout_s(hours: float | None, target: ModalTarget) -> int:
+    """The time limit of a sandbox: the shortest one of Modal's, the run's and of the option."""
+    limits = [
+        int(LONGEST.total_seconds()),
+        *([] if hours is None else [int(hours * _HOUR_S)]),
+        *([] if target.max_runtime is None else [int(target.max_runtime.total_seconds())]),
+    ]
+    return max(1, min(limits))
+
+
+def _role(context: RunContext, group: Replicas, account: Account) -> Role:
+    """The role of a group's sandboxes. A token names the App, so all groups of the App could take it."""
+    target = ModalTarget.of(group)
+    bucket = Ref(address=f"{s3.Bucket.KIND}.{STORE}", output="arn")
+    prefix = context.run_uri.partition("://")[2].partition("/")[2]
+    policies = {"run": replica_policy(bucket_arn=bucket, prefix=prefix, slots=(), group=group.name)}
+    if read := input_policy(context.inputs(group), account.partition):
+        policies["inputs"] = read
+    subject = f"modal:workspace_id:{target.workspace}:environment_name:{target.environment}:app_name:{context.stem}:*"
+    return Role(
+        key=group.name,
+        name=name_with_room(f"{context.stem}-{group.name}", _LONGEST_ROLE),
+        region="",
+        why=f"what the replicas of {group.name} may do in the store, from Modal",
+        trust=(
+            Statement(
+                actions=("sts:AssumeRoleWithWebIdentity",),
+                principal={"Federated": (f"arn:{account.partition}:iam::{account.number}:oidc-provider/{ISSUER}",)},
+                conditions={"StringLike": {f"{ISSUER}:sub": (subject,)}, "StringEquals": {f"{ISSUER}:aud": (ISSUER,)}},
+            ),
+        ),
+        policies=policies,
+        max_session_s=LONGEST_SESSION_S,
+    )
