@@ -94,126 +94,28 @@ class _Host:
         self.lines.append((at_ms, text))
 
 
-class ModalSandbox(CloudSandbox):
-    """Modal for tests. A context manager; everything created in it is gone afterwards.
+class _ControlPlane:
+    """Modal's calls, by their names, and what they make. variables: added to every sandbox's environment."""
 
-    containers: sandboxes run in Docker. processes: they are replicas that run as processes. Otherwise a test drives
-    them through `jobs`, by their ids. network: of the containers. keys: entries of the Secret `store-keys`. While it
-    is open, MODAL_SERVER_URL of this process leads to it, because the SDK reads that from nowhere else. One at a time.
-    """
-
-    def __init__(
-        self,
-        *,
-        containers: bool = False,
-        processes: bool = False,
-        network: str = "bridge",
-        stop_grace_s: float = 0.0,
-        keys: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start it. Raises Retryable if containers need an engine and none answers."""
-        engine = Engine() if containers else None
-        super().__init__(registry=None, settling=0, any_image=True)
-        self._mark = uuid.uuid4().hex[:8]
+    def __init__(self, jobs: Jobs, mark: str, keys: Mapping[str, str], variables: Mapping[str, str]) -> None:
+        self.jobs = jobs
+        self.secrets: dict[str, dict[str, str]] = {"store-keys": dict(keys)}
+        self.apps: dict[str, str] = {}
+        self.boxes: dict[str, _Sandbox] = {}
+        self._variables = variables
+        self._mark = mark
         self._numbers = itertools.count(1)
-        boxes = None
-        if engine is not None:
-            boxes = JobContainers(engine, mark=self._mark, network=network, grace_s=stop_grace_s)
-        self.jobs: Final = Jobs(Processes() if processes else boxes)
-        self.secrets: Final[dict[str, dict[str, str]]] = {"store-keys": dict(keys or {})}
-        self._apps: dict[str, str] = {}
         self._tags: dict[str, dict[str, str]] = {}
         self._images: dict[str, Any] = {}
-        self._boxes: dict[str, _Sandbox] = {}
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.endpoint = ""
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="skerry-modal")
-        self._thread.start()
-        self._ready.wait()
-        self.environment: Final[Mapping[str, str]] = {
-            "MODAL_SERVER_URL": self.endpoint,
-            "MODAL_TOKEN_ID": "ak-1",
-            "MODAL_TOKEN_SECRET": "as-1",
-            "MODAL_CONFIG_PATH": os.devnull,
-        }
-        """Variables that make skerry and the SDK use this sandbox."""
-        self._before = {name: os.environ.get(name) for name in self.environment}
-        os.environ.update(self.environment)
 
-    def inventory(self) -> dict[str, tuple[str, ...]]:
-        """The names of the Apps, and of the sandboxes that wait or run; empty without any."""
-        live = sorted(box.tags.get("name", box.id) for box in list(self._boxes.values()) if not box.run.is_over)
-        names = {"app": tuple(sorted(self._apps)), "job": tuple(live)}
-        return {kind: existing for kind, existing in names.items() if existing}
-
-    def variables_of(self, sandbox: str) -> Mapping[str, str]:
-        """The environment of a sandbox, with its Secrets."""
-        return self._boxes[sandbox].environment
-
-    def definition_of(self, sandbox: str) -> Any:
-        """The definition that a sandbox was created with."""
-        return self._boxes[sandbox].definition
-
-    def reset(self) -> None:
-        """Forget all Apps, sandboxes, faults and calls."""
-        self.jobs.close()
-        self.heal()
-        for known in (self._apps, self._tags, self._boxes, self._images):
+    def clear(self) -> None:
+        """Forget all but the Secrets."""
+        for known in (self.apps, self._tags, self.boxes, self._images):
             known.clear()
-        self.calls.clear()
 
-    def _stop(self) -> None:
-        self.jobs.close()
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        asyncio.run(self._listen())
-
-    async def _listen(self) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        server = Server([_service(api_grpc.ModalClientBase, self._handle)])
-        transports = _transports_of(server)
-        await server.start("127.0.0.1", 0)
-        listening: Any = vars(server)["_server"]  # grpclib shows its port nowhere else
-        self.endpoint = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._closing.wait()
-        for transport in transports:  # the SDK keeps its connections
-            transport.close()
-        server.close()
-        await server.wait_closed()
-
-    async def _handle(self, name: str, stream: Any) -> None:
-        """Answer one call."""
-        request = await stream.recv_message()
-        looks = name == "AppGetOrCreate" and not request.object_creation_type
-        operation = f"Get{name}" if looks or name.startswith(_READING) else name
-        call = Call(service="modal", operation=operation, params={"request": request}, caller=WORKSPACE)
-        number = self.calls.add(call)
-        fault = self._faults.apply(call)
-        if fault == "timeout":
-            raise GRPCError(Status.UNAVAILABLE, "connection lost")
-        if fault in {"deny", "throttle"}:
-            status = Status.PERMISSION_DENIED if fault == "deny" else Status.UNAVAILABLE
-            raise GRPCError(status, f"{name}: refused")
-        answer = getattr(self, f"_{name}", None)
-        if answer is None:
-            raise GRPCError(Status.UNIMPLEMENTED, f"{name} is not played")
-        response = answer(request)
-        if inspect.isawaitable(response):
-            response = await response
-        self.calls.answered(number, call, 200)
-        if fault == "lost_reply":
-            raise GRPCError(Status.UNAVAILABLE, "connection lost")
-        await stream.send_message(response)
+    def call(self, name: str) -> Callable[[Any], Any] | None:
+        """The call of this name; None if it is not played."""
+        return getattr(self, f"_{name}", None)
 
     def _ClientHello(self, request: Any) -> Any:  # noqa: N802  the name of the call
         del request
@@ -238,16 +140,16 @@ class ModalSandbox(CloudSandbox):
         return api_pb2.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata)
 
     def _AppGetOrCreate(self, request: Any) -> Any:  # noqa: N802
-        if request.app_name not in self._apps:
+        if request.app_name not in self.apps:
             if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
                 raise GRPCError(Status.NOT_FOUND, f"App {request.app_name} not found")
-            self._apps[request.app_name] = self._new("ap")
-        return api_pb2.AppGetOrCreateResponse(app_id=self._apps[request.app_name])
+            self.apps[request.app_name] = self._new("ap")
+        return api_pb2.AppGetOrCreateResponse(app_id=self.apps[request.app_name])
 
     def _AppStop(self, request: Any) -> Any:  # noqa: N802
-        for name in [name for name, app in self._apps.items() if app == request.app_id]:
-            del self._apps[name]
-        for box in [box for box in self._boxes.values() if box.app == request.app_id]:
+        for name in [name for name, app in self.apps.items() if app == request.app_id]:
+            del self.apps[name]
+        for box in [box for box in self.boxes.values() if box.app == request.app_id]:
             self.jobs.stop(box.id, "the App was stopped")
         return _empty()
 
@@ -315,7 +217,7 @@ class ModalSandbox(CloudSandbox):
         wanted = {tag.tag_name: tag.tag_value for tag in request.tags}
         boxes = [
             box
-            for box in self._boxes.values()
+            for box in self.boxes.values()
             if box.app == request.app_id
             and wanted.items() <= box.tags.items()
             and (request.include_finished or not box.run.is_over)
@@ -371,12 +273,12 @@ class ModalSandbox(CloudSandbox):
 
     def _create(self, sandbox: str, request: Any, variables: dict[str, str]) -> str:
         definition = request.definition
-        if request.app_id not in self._apps.values():
+        if request.app_id not in self.apps.values():
             raise GRPCError(Status.NOT_FOUND, f"App {request.app_id} not found")
-        live = [box for box in self._boxes.values() if box.app == request.app_id and not box.run.is_over]
+        live = [box for box in self.boxes.values() if box.app == request.app_id and not box.run.is_over]
         if definition.name and any(box.definition.name == definition.name for box in live):
             raise GRPCError(Status.ALREADY_EXISTS, f"Sandbox {definition.name} already exists")
-        environment = {**self.variables, **variables, "MODAL_SANDBOX_ID": sandbox}
+        environment = {**self._variables, **variables, "MODAL_SANDBOX_ID": sandbox}
         if definition.include_oidc_identity_token:
             environment["MODAL_IDENTITY_TOKEN"] = TOKEN
         host = _Host(
@@ -396,7 +298,7 @@ class ModalSandbox(CloudSandbox):
             created_ms=self.jobs.now_ms(),
         )
         tags = {tag.tag_name: tag.tag_value for tag in request.tags}
-        self._boxes[sandbox] = _Sandbox(
+        self.boxes[sandbox] = _Sandbox(
             id=sandbox,
             app=request.app_id,
             definition=definition,
@@ -420,12 +322,129 @@ class ModalSandbox(CloudSandbox):
         return {name: value for each in ids for name, value in self.secrets[each.removeprefix("st-")].items()}
 
     def _box(self, sandbox: str) -> _Sandbox:
-        if sandbox not in self._boxes:
+        if sandbox not in self.boxes:
             raise GRPCError(Status.NOT_FOUND, f"Sandbox {sandbox} not found")
-        return self._boxes[sandbox]
+        return self.boxes[sandbox]
 
     def _new(self, kind: str, width: int = 22) -> str:
         return f"{kind}-{next(self._numbers):0{width}d}"
+
+
+class ModalSandbox(CloudSandbox):
+    """Modal for tests. A context manager; everything created in it is gone afterwards.
+
+    containers: sandboxes run in Docker. processes: they are replicas that run as processes. Otherwise a test drives
+    them through `jobs`, by their ids. network: of the containers. keys: entries of the Secret `store-keys`. While it
+    is open, MODAL_SERVER_URL of this process leads to it, because the SDK reads that from nowhere else. One at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        containers: bool = False,
+        processes: bool = False,
+        network: str = "bridge",
+        stop_grace_s: float = 0.0,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it. Raises Retryable if containers need an engine and none answers."""
+        engine = Engine() if containers else None
+        super().__init__(registry=None, settling=0, any_image=True)
+        mark = uuid.uuid4().hex[:8]
+        boxes = None
+        if engine is not None:
+            boxes = JobContainers(engine, mark=mark, network=network, grace_s=stop_grace_s)
+        self.jobs: Final = Jobs(Processes() if processes else boxes)
+        self._control = _ControlPlane(self.jobs, mark, keys or {}, self.variables)
+        self.secrets: Final = self._control.secrets
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.endpoint = ""
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="skerry-modal")
+        self._thread.start()
+        self._ready.wait()
+        self.environment: Final[Mapping[str, str]] = {
+            "MODAL_SERVER_URL": self.endpoint,
+            "MODAL_TOKEN_ID": "ak-1",
+            "MODAL_TOKEN_SECRET": "as-1",
+            "MODAL_CONFIG_PATH": os.devnull,
+        }
+        """Variables that make skerry and the SDK use this sandbox."""
+        self._before = {name: os.environ.get(name) for name in self.environment}
+        os.environ.update(self.environment)
+
+    def inventory(self) -> dict[str, tuple[str, ...]]:
+        """The names of the Apps, and of the sandboxes that wait or run; empty without any."""
+        live = sorted(box.tags.get("name", box.id) for box in list(self._control.boxes.values()) if not box.run.is_over)
+        names = {"app": tuple(sorted(self._control.apps)), "job": tuple(live)}
+        return {kind: existing for kind, existing in names.items() if existing}
+
+    def variables_of(self, sandbox: str) -> Mapping[str, str]:
+        """The environment of a sandbox, with its Secrets."""
+        return self._control.boxes[sandbox].environment
+
+    def definition_of(self, sandbox: str) -> Any:
+        """The definition that a sandbox was created with."""
+        return self._control.boxes[sandbox].definition
+
+    def reset(self) -> None:
+        """Forget all Apps, sandboxes, faults and calls."""
+        self.jobs.close()
+        self.heal()
+        self._control.clear()
+        self.calls.clear()
+
+    def _stop(self) -> None:
+        self.jobs.close()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        asyncio.run(self._listen())
+
+    async def _listen(self) -> None:
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        server = Server([_service(api_grpc.ModalClientBase, self._handle)])
+        transports = _transports_of(server)
+        await server.start("127.0.0.1", 0)
+        listening: Any = vars(server)["_server"]  # grpclib shows its port nowhere else
+        self.endpoint = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await self._closing.wait()
+        for transport in transports:  # the SDK keeps its connections
+            transport.close()
+        server.close()
+        await server.wait_closed()
+
+    async def _handle(self, name: str, stream: Any) -> None:
+        """Answer one call."""
+        request = await stream.recv_message()
+        looks = name == "AppGetOrCreate" and not request.object_creation_type
+        operation = f"Get{name}" if looks or name.startswith(_READING) else name
+        call = Call(service="modal", operation=operation, params={"request": request}, caller=WORKSPACE)
+        number = self.calls.add(call)
+        fault = self._faults.apply(call)
+        if fault == "timeout":
+            raise GRPCError(Status.UNAVAILABLE, "connection lost")
+        if fault in {"deny", "throttle"}:
+            status = Status.PERMISSION_DENIED if fault == "deny" else Status.UNAVAILABLE
+            raise GRPCError(status, f"{name}: refused")
+        answer = self._control.call(name)
+        if answer is None:
+            raise GRPCError(Status.UNIMPLEMENTED, f"{name} is not played")
+        response = answer(request)
+        if inspect.isawaitable(response):
+            response = await response
+        self.calls.answered(number, call, 200)
+        if fault == "lost_reply":
+            raise GRPCError(Status.UNAVAILABLE, "connection lost")
+        await stream.send_message(response)
 
 
 def _service(base: Any, handle: Callable[..., Any]) -> Any:
