@@ -31,9 +31,9 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     target = ModalTarget.of(group)
     gpus = [] if target.gpu is None else [(target.gpu, float(target.gpus))]
     parts = [*gpus, ("cpu", target.cpu), ("memory", target.memory / (1 << 30))]
-    found = [(name, count, prices.machine(_REGION, name)) for name, count in parts]
-    known = [(price.usd * count, price) for _, count, price in found if price is not None]
-    missing = [name for name, _, price in found if price is None]
+    parts_with_prices = [(name, count, prices.machine(_REGION, name)) for name, count in parts]
+    known = [(price.usd * count, price) for _, count, price in parts_with_prices if price is not None]
+    missing = [name for name, _, price in parts_with_prices if price is None]
     with_gpus = "" if target.gpu is None else f" with {target.gpus} {target.gpu}"
     return Rate(
         group=group.name,

@@ -113,29 +113,29 @@ class ModalWorkspace:
         except Absent:
             return []
         with self._translated() as modal:
-            found = list(modal.Sandbox.list(app_id=app_id, client=self._open(modal)))
-            return [(str(each.object_id), each.returncode, dict(each.get_tags())) for each in found]
+            rows = list(modal.Sandbox.list(app_id=app_id, client=self._open(modal)))
+            return [(str(each.object_id), each.returncode, dict(each.get_tags())) for each in rows]
 
     def sandbox(self, sandbox: str) -> tuple[int | None, dict[str, str]]:
         """The exit code and the tags of a sandbox. Raises Absent if there is none."""
         with self._translated() as modal:
-            found = modal.Sandbox.from_id(sandbox, client=self._open(modal))
-            return found.returncode, dict(found.get_tags())
+            handle = modal.Sandbox.from_id(sandbox, client=self._open(modal))
+            return handle.returncode, dict(handle.get_tags())
 
     def stop(self, sandbox: str, tag: str) -> None:
         """Mark a sandbox by a tag and terminate it. Raises Absent if there is none."""
         with self._translated() as modal:
-            found = modal.Sandbox.from_id(sandbox, client=self._open(modal))
-            found.set_tags({**found.get_tags(), tag: "true"})
-            found.terminate()
+            handle = modal.Sandbox.from_id(sandbox, client=self._open(modal))
+            handle.set_tags({**handle.get_tags(), tag: "true"})
+            handle.terminate()
 
     def events(self, sandbox: str) -> Iterator[Event]:
         """The lines of a sandbox so far. Raises Absent if there is none."""
         with self._translated() as modal:
-            found = modal.Sandbox.from_id(sandbox, client=self._open(modal))
+            handle = modal.Sandbox.from_id(sandbox, client=self._open(modal))
             since = dt.datetime.now(dt.UTC) - _LOGS
             try:
-                entries = list(found.logs.fetch(since=since))
+                entries = list(handle.logs.fetch(since=since))
             except modal.exception.ExecutionError:  # it has not been scheduled
                 entries = []
         for entry in entries:
