@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 BUILT: Final = ROOT / "build/site"
 MENU: Final = {
-    "Tutorial": ("docs/tutorial-first-run", "docs/tutorial-language-model", "docs/tutorial-three-clouds"),
+    "Tutorial": (
+        "docs/tutorial-first-run",
+        "docs/tutorial-language-model",
+        "docs/tutorial-sandbox",
+        "docs/tutorial-three-clouds",
+    ),
     "How to": (
         "docs/recipes",
         "docs/your-data",

@@ -44,6 +44,7 @@ COMMANDS = {
         "--json",
     },
     "restore": {"--set", "--to", "--at", "--dry-run", "--rehearse", "--auto-approve", "--json"},
+    "sandbox": {"--aws", "--google", "--run-jobs", "--json"},
     "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},

@@ -50,6 +50,7 @@ from skerry.infra.cli.restore_command import replicate, restore_run
 from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import mirrors_so_far, participation_so_far
 from skerry.infra.cli.runs_command import runs
+from skerry.infra.cli.sandbox_command import sandbox
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.watch_command import as_json_line, settled_view, watch
@@ -90,6 +91,7 @@ app.command()(runs)
 app.command()(watch)
 app.command()(report)
 app.command()(extend)
+app.command()(sandbox)
 app.command()(replicate)
 app.command("restore")(restore_run)
 cloud_commands.register(app)

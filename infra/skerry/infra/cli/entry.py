@@ -40,6 +40,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "apply": "Change the clouds.",
         "cancel": "Stop the jobs and keep everything else.",
         "import": "Tag an existing resource as part of this run: `apply` then changes it, and `destroy` deletes it.",
+        "sandbox": "Play AWS and Google Cloud in memory until Ctrl-C, to try commands without an account.",
         "unlock": "Unlock the state after an apply crashed on another machine.",
         "image": "The replica image: push what `scripts/image build` has built.",
     },
