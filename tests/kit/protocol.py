@@ -129,7 +129,9 @@ class Replica:
 
     def close(self, *decisions: Stored[Decision]) -> Stored[Commit]:
         self.work += min(len(decision.record.members) for decision in decisions)
-        commit = self.exchange.close(self.exchange_id, decisions, work=self.work)
+        commit = self.exchange.close(
+            self.exchange_id, decisions, work=self.work, averages=[decision.digest[:32] for decision in decisions]
+        )
         self.commits.append(commit)
         self.round, self.base = self.round + 1, commit.digest
         self.presence.enter("train", round_number=self.round)

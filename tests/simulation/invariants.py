@@ -123,8 +123,7 @@ class Checker(BucketReader):
         self.violations: list[str] = []
         self.states: dict[int, Shared] = {}
         self.commits: dict[int, str] = {}
-        # Of each round, by exchange.
-        self.decisions: defaultdict[int, list[str]] = defaultdict(list)
+        self.decisions: defaultdict[int, list[str]] = defaultdict(list)  # of each round, by exchange
         self._averages: defaultdict[int, list[bytes]] = defaultdict(list)
         self.members: dict[int, tuple[str, ...]] = {}
         # What was trained for each decided round, in rounds of one replica, and for all rounds that are closed.
@@ -389,9 +388,10 @@ class Checker(BucketReader):
         round_number = keys.round_of(key)
         if record["round"] != round_number or record["previous"] != self._base(round_number):
             self.broken("chain", f"{by.name} closed round {round_number} on another base")
+        averages = list(map(xxhash.xxh3_128_hexdigest, self._averages[round_number]))
         decisions = self.decisions[round_number]
-        if record["exchanges"] != decisions or len(decisions) != EXCHANGES[self._mode]:
-            self.broken("agreement", f"{by.name} closed round {round_number} without its decisions")
+        if (record["exchanges"], record["averages"], len(decisions)) != (decisions, averages, EXCHANGES[self._mode]):
+            self.broken("agreement", f"{by.name} closed round {round_number} without its decisions or averages")
         elif record["participants"] != len(self.members[round_number]):
             self.broken("agreement", f"{by.name} closed round {round_number} with {record['participants']} members")
         elif record["work"] != self.work + self._trained[round_number]:
@@ -432,8 +432,8 @@ class Checker(BucketReader):
         right = None if record["scope"] == "average" else state_digest(state)
         if record["state"] != right and (by.name, round_number) not in self._held_wrong:
             self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
-        if record["commit"] != self.commits.get(round_number):
-            self.broken("agreement", f"{by.name} left a receipt of another commit: {key}")
+        if record["commit"] != self.commits.get(round_number) or "disputed" in record:
+            self.broken("agreement", f"{by.name} left a receipt of another commit, or disputes a right unit: {key}")
 
     def _is_turn(self, round_number: int, slot: str) -> bool:
         """This slot is to write the checkpoint of so many rounds."""

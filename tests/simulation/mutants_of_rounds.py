@@ -247,6 +247,17 @@ def _(patch: Patch) -> None:
     patch.setattr(exchange, "Commit", signed)
 
 
+@mutant("exchange", "a commit names other averages than those of its exchanges")
+def _(patch: Patch) -> None:
+    close = Exchange.close
+
+    def with_decisions(self: Exchange, place: Any, decisions: Any, *, work: float, averages: Any) -> Any:
+        del averages
+        return close(self, place, decisions, work=work, averages=[decision.digest[:32] for decision in decisions])
+
+    patch.setattr(Exchange, "close", with_decisions)
+
+
 # garbage.py
 
 

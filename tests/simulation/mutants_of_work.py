@@ -20,7 +20,7 @@ from skerry.runtime.log.records import digest_of
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
-from skerry.runtime.tensors import reduce_scatter, reduced_unit
+from skerry.runtime.tensors import recompute, reduce_scatter, reduced_unit
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.tensors.reduced_unit import UnitName
 from skerry.runtime.training.contribute_and_average import Averager
@@ -93,13 +93,23 @@ def _(patch: Patch) -> None:
     make = reduce_scatter._Work._make
 
     def only_own(self: Any, units: Any, *, publish: bool) -> None:
-        mine = [unit for unit in units if self._maker(unit) == self._scatter.mine]
+        mine = [unit for unit in units if self._scatter.owner(unit) == self._scatter.mine]
         if mine:
             make(self, mine, publish=publish)
         else:
             self._clock.pause(1.0)
 
     patch.setattr(reduce_scatter._Work, "_make", only_own)
+
+
+@mutant("reduce_scatter", "a spot check weighs all contributions alike")
+def _(patch: Patch) -> None:
+    confirmed = recompute.is_confirmed
+
+    def alike(store: Any, sources: Any, index: Any, sample: Any) -> bool:
+        return confirmed(store, [replace(source, weight=1.0) for source in sources], index, sample)
+
+    patch.setattr(recompute, "is_confirmed", alike)
 
 
 @mutant("averager", "contributions are not checked before a proposal")

@@ -142,6 +142,7 @@ def run_of(slots: tuple[str, ...], *, rounds: int, min_replicas: int, **changes:
         "codec": "none",
         "weighting": "uniform",
         "created": "",
+        "layout": 2,
     }
     return Run.model_validate(usual | changes)
 

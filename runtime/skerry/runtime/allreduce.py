@@ -101,7 +101,8 @@ class ObjectStoreAllReduce:
         session = self._joined()
         exchange_id = ExchangeId(self.round_id, 0, self._previous)
         average = session.averager.run(exchange_id, batch, trained=Trained())
-        closed = session.exchange.close(exchange_id, [average.decision], work=self._work + average.work)
+        work = self._work + average.work
+        closed = session.exchange.close(exchange_id, [average.decision], work=work, averages=[average.digest])
         self._previous, self._work = closed.digest, closed.record.work
         self.round_id += 1
         session.presence.enter("train", round_number=self.round_id)

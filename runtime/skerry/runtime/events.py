@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
+    "averages_differ",  # a commit names another average than this replica holds: receipts tell which is right
     "always_late",  # several rounds in a row closed without this replica: give it a smaller sync_every
     "artifact_saved",
     "catch_up_missing",  # the script never calls catch_up, so this replica can neither rejoin at the head nor end early
@@ -61,6 +62,7 @@ Name: TypeAlias = Literal[
     "unfinished_round_failed",  # an unfinished round could not be saved or loaded; training continues
     "unfinished_round_resumed",  # this incarnation continues the round that the previous one had begun
     "unfinished_round_saved",
+    "unit_disputed",  # a spot check: the contributions do not give a member's part of an average
 ]
 NAMES: Final[tuple[str, ...]] = get_args(Name)
 Field: TypeAlias = str | int | float | bool | None

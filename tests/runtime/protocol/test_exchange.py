@@ -132,6 +132,24 @@ def test_unusable_contribution_is_no_member(
         c.decide(index=OTHER_INDEX)
 
 
+def test_other_average_in_a_commit_is_reported(a: Replica, b: Replica, caplog: pytest.LogCaptureFixture) -> None:
+    a.contribute(b"a")
+    b.contribute(b"b")
+    named = a.close(a.decide())
+    decision = b.decide()
+    commit = b.exchange.close(b.exchange_id, [decision], work=2.0, averages=["f" * 32])
+    assert commit == named
+    assert commit.record.averages == (decision.digest[:32],)
+    (event,) = logged_events(caplog, "averages_differ")
+    assert (event["round"], event["slot"], event["mine"]) == (0, "b", "f" * 32)
+
+
+def test_commit_of_an_old_run_names_no_averages(store: Retrying, clock: FakeClock) -> None:
+    a = start_replica(store, clock, "a", policy(min_replicas=1), run_record(clock, layout=None))
+    a.train(b"a")
+    assert b"averages" not in bytes(store.read(keys.commit(0)) or b"")
+
+
 def test_different_commit_of_a_round_is_divergence(a: Replica, b: Replica) -> None:
     contribute(b, a)
     decision = a.decide()

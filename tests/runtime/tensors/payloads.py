@@ -43,12 +43,13 @@ class BusyStore(MemoryStore):
     ) -> None:
         super().__init__()
         self._profile = replace(MemoryStore().profile, streams=streams, piece_bytes=piece_bytes)
+        self.poll_cap = self._profile.poll_cap
         self.spoil = spoil
         self.reads = 0
 
     @property
     def profile(self) -> Profile:
-        return self._profile
+        return replace(self._profile, poll_cap=self.poll_cap)
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         self.reads += 1

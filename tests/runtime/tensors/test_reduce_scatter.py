@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +21,8 @@ from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
-from skerry.runtime.tensors.piece_sums import Workspace
+from skerry.runtime.tensors.piece_sums import Workspace, plan_of
+from skerry.runtime.tensors.recompute import is_confirmed, wrong_units
 from skerry.runtime.tensors.reduce import average
 from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.layout import Codec
+    from skerry.runtime.tensors.recompute import WrongUnit
     from skerry.runtime.tensors.reduce import AverageResult
 
 DECISION = "ab" * 32
@@ -52,7 +56,16 @@ class Fleet:
         ]
 
     def scatter(self, mine: str | None, *, patient: bool = True) -> Scatter:
-        return Scatter(round=0, exchange=0, decision=DECISION, rank=0, members=self.slots, mine=mine, patient=patient)
+        return Scatter(
+            round=0,
+            exchange=0,
+            decision=DECISION,
+            rank=0,
+            members=self.slots,
+            makers=self.slots,
+            mine=mine,
+            patient=patient,
+        )
 
     def reduce(
         self, mine: str | None, *, patient: bool = True, clock: Clock | None = None
@@ -135,6 +148,7 @@ def test_quantized_average_is_within_two_roundings() -> None:
 
 def test_each_member_reads_a_share_of_the_others() -> None:
     fleet = Fleet(large(elements=4 << 20), 4)
+    fleet.store.poll_cap = 60.0  # on a busy machine, too, no member takes over another one's units
     whole = fleet.sources[0].parts[0].total_bytes
     results = fleet.together(fleet.slots)
     assert all(result.downloaded_bytes < 1.7 * whole for _, result in results), "3 times the contribution by all-gather"
@@ -165,6 +179,64 @@ def test_damaged_unit_is_made_again(position: int) -> None:
     fleet.store.delete(key)
     assert fleet.store.create(key, bytes(data))
     assert fleet.reduce("r-1", patient=False)[1].digest == expected
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("layout", [1, 2])
+def test_spot_check_confirms_sound_units(codec: Codec, layout: Layout) -> None:
+    elements = {"int4": 2_500_000, "int2": 4_500_000}.get(codec, 1_500_000)
+    fleet = Fleet(replace(large(codec, elements), layout=layout), 4, weights=[1.0, 3.0, 0.5, 1.0])
+    samples = [result.sample for _, result in fleet.together(fleet.slots)]
+    assert [sample is not None for sample in samples] == [True, False, False, False], "r-0 has the turn"
+    (sample, *_) = samples
+    assert sample is not None
+    assert sample.slot != "r-0"
+    assert is_confirmed(fleet.store, fleet.sources, fleet.index, sample)
+
+
+def falsify(fleet: Fleet) -> str:
+    """Put a wrong result under the key of unit 1, which r-1 has made, with a digest that is right. The key."""
+    name = UnitName(0, 0, DECISION, 0, 1, len(plan_of(fleet.index, fleet.index.unit_bytes)))
+    key = name.key("r-1")
+    body = bytearray(unseal(name, fleet.store.read(key) or memoryview(b""), key))
+    body[-1] ^= 1
+    fleet.store.delete(key)
+    fleet.store.create(key, seal(name, [body]))
+    return key
+
+
+def test_spot_check_finds_a_unit_that_is_sound_and_wrong() -> None:
+    fleet = Fleet(large(elements=600_000), 2)
+    fleet.reduce("r-1", patient=False)
+    falsify(fleet)
+    sample = fleet.reduce("r-0")[1].sample
+    assert sample is not None
+    assert not is_confirmed(fleet.store, fleet.sources, fleet.index, sample)
+
+
+@pytest.mark.parametrize("layout", [1, 2])
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_recomputed_average_names_the_wrong_unit(codec: Codec, layout: Layout) -> None:
+    fleet = Fleet(replace(large(codec, 1_500_000), layout=layout), 3)
+    digest = fleet.together(fleet.slots)[0][1].digest
+
+    def check() -> tuple[str, list[WrongUnit]]:
+        name = partial(UnitName, 0, 0, DECISION, 0)
+        return wrong_units(fleet.store, fleet.sources, fleet.index, name, lambda _: True)
+
+    assert check() == (digest, [])
+    key = falsify(fleet)
+    again, (wrong,) = check()
+    assert (again, wrong.key, wrong.slot) == (digest, key, "r-1")
+    assert "the contributions give other bytes" in wrong.why
+
+
+def test_units_of_one_owner_are_taken_over_by_several() -> None:
+    scatter = Fleet(large(elements=100), 4).scatter("r-0")
+    taken = [scatter.second(unit) for unit in range(32) if scatter.owner(unit) == "r-1"]
+    assert Counter(taken) == {"r-0": 2, "r-2": 3, "r-3": 3}
+    alone = replace(scatter, makers=["r-1"])
+    assert {alone.second(unit) for unit in range(32)} == {"r-0", "r-2", "r-3"}
 
 
 def test_unit_is_bound_to_its_name() -> None:

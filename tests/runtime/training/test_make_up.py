@@ -121,16 +121,18 @@ def test_round_closed_before_work_was_counted_is_followed() -> None:
     replica = start_replica(store, FakeClock(), "r-0", policy(min_replicas=1))
     replica.contribute(b"x")
     decision = replica.decide()
-    commit = replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.model_dump(mode="json")
+    commit = replica.exchange.close(replica.exchange_id, [decision], work=1.0, averages=[]).record.model_dump(
+        mode="json"
+    )
     old = {name: value for name, value in commit.items() if name != "work"}
     for record, fits in ((old, True), (commit | {"work": 2.0}, False), (old | {"participants": 2}, False)):
         store.delete(keys.commit(0))
         store.create(keys.commit(0), json.dumps(record).encode())
         if fits:
-            assert replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.work == 0.0
+            assert replica.exchange.close(replica.exchange_id, [decision], work=1.0, averages=[]).record.work == 0.0
         else:
             with pytest.raises(Diverged, match="round 0 was committed differently"):
-                replica.exchange.close(replica.exchange_id, [decision], work=1.0)
+                replica.exchange.close(replica.exchange_id, [decision], work=1.0, averages=[])
 
 
 def test_spares_cannot_be_combined_with_make_up() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.log.run_record import Run
 
@@ -26,7 +28,10 @@ class LogPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
-    """Facts of a closed round for its receipt. telemetry: of this rank, before the exchange. abstained: a reason."""
+    """Facts of a closed round for its receipt. telemetry: of this rank, before the exchange. abstained: a reason.
+
+    checks: of pieces of the averages that others have made, to be run in the background; each returns what is wrong.
+    """
 
     averages: tuple[str, ...]
     contributed: bool
@@ -37,6 +42,7 @@ class RoundFacts:
     norm: float | None = None
     telemetry: Telemetry | None = None
     abstained: str | None = None
+    checks: tuple[Callable[[], str | None], ...] = ()
 
 
 def is_due(position: LogPosition, checkpoint_every: int | None, run: Run) -> bool:

@@ -74,10 +74,7 @@ class Recorder:
         pool: Executor | None = None,
         near: NearCopies | None = None,
     ) -> None:
-        """pool: where receipts and checkpoints are written, one at a time; None makes a thread.
-
-        near: also save in these copies.
-        """
+        """pool: where records are written, one at a time; None makes a thread. near: also save in these copies."""
         self._log = log
         self._presence = presence
         self._state = state
@@ -152,7 +149,7 @@ class Recorder:
         )
         if self._train.rank == 0:
             self._collector.note_closed(position.round)
-            self._pool.submit(self._write_receipt, receipt)
+        self._pool.submit(self._write_receipt, receipt, facts.checks)
         if whole.saves:
             self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
         if whole.near and self._near is not None:
@@ -206,9 +203,8 @@ class Recorder:
     def heal(self) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
 
-        If it is not known which are right, loads the newest undisputed checkpoint: following the log from there shows
-        it. Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts
-        it.
+        If it is not known which are right, loads the newest undisputed checkpoint, to follow the log from there.
+        Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts it.
         """
         diagnosis = self._divergence.diagnosis
         right, undisputed = self._train.broadcast_from_rank0(
@@ -308,8 +304,11 @@ class Recorder:
         """True while a checkpoint of this replica is being written."""
         return self.saving is not None and not self.saving.done()
 
-    def _write_receipt(self, receipt: Receipt) -> None:
+    def _write_receipt(self, receipt: Receipt, checks: Sequence[Callable[[], str | None]]) -> None:
         try:
+            receipt = _checked(receipt, checks)
+            if self._train.rank:
+                return  # rank 0 writes it
             stored = self._log.create(keys.receipt(receipt.round, receipt.slot), receipt).record
             if stored.averages != receipt.averages or (stored.state, stored.scope) != (receipt.state, receipt.scope):
                 raise Diverged(  # noqa: TRY301  one handler for every failure
@@ -371,6 +370,12 @@ def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
         requests=sum(rank_result.requests for rank_result in all_ranks),
         telemetry=Telemetry.of_ranks([rank_result.telemetry for rank_result in all_ranks]),
     )
+
+
+def _checked(receipt: Receipt, checks: Sequence[Callable[[], str | None]]) -> Receipt:
+    """The receipt, with what the checks dispute."""
+    wrong = [fault for check in checks if (fault := check()) is not None]
+    return receipt.model_copy(update={"disputed": "; ".join(wrong)[:MAX_REASON]}) if wrong else receipt
 
 
 def _failed(name: _Failure, round_number: int, error: Exception) -> None:

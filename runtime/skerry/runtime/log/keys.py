@@ -92,6 +92,7 @@ _SLOT_KEY = re.compile(
     rf"|(?:members|outcomes)/({SLOT_PATTERN})/\d{{6}}\.json",
     re.ASCII,
 )
+_UNIT_KEY = re.compile(rf"payloads/(\d{{8}})/{SLOT_PATTERN}/reduced/(\d{{4}})-\d+-\d{{5}}", re.ASCII)
 _SERIAL_KEY = re.compile(r"state/(\d{8})\.json", re.ASCII)
 _ROUND_KEY = re.compile(
     rf"(?:commits|pins)/(\d{{8}})\.json"
@@ -155,6 +156,12 @@ def reduced_unit(round_number: int, exchange: int, slot: str, rank: int, unit: i
     """Key of a unit of an exchange's average, as this slot has made it. Known before it exists."""
     place = f"{_within(exchange, MAX_EXCHANGE):04d}-{rank}-{_within(unit, MAX_UNIT):05d}"
     return f"{PAYLOADS}{_round(round_number)}/{check_slot(slot)}/reduced/{place}"
+
+
+def exchange_of_unit(key: str) -> tuple[int, int] | None:
+    """The round and exchange of a reduced unit's key; None for any other key."""
+    match = _UNIT_KEY.fullmatch(key)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def payloads_prefix(round_number: int) -> str:

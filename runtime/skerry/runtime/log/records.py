@@ -343,12 +343,13 @@ class Decision(Extended):
     ADDED = ("settings",)
 
 
-class Commit(Record):
-    """Closes a round. A pure function of the round's decisions, so all replicas write the same bytes.
+class Commit(Extended):
+    """Closes a round. A pure function of the round's decisions, so all sound replicas write the same bytes.
 
     exchanges: digests of the decisions in order. participants: the smallest member count among them. work: of all
     rounds up to this one, in rounds of one replica: the sum over the members regardless of weight; the smallest sum of
-    several exchanges. 0 in logs written before work was counted.
+    several exchanges. 0 in logs written before work was counted. averages: of each exchange, the digest of the average
+    as its writer holds it; None, and absent from the bytes, in runs with payloads of layout 1 (decision 0037).
     """
 
     run: Nonce
@@ -357,15 +358,18 @@ class Commit(Record):
     participants: Count
     work: Work = 0.0
     previous: Sha256
+    averages: tuple[Xxh128, ...] | None = None
+    ADDED = ("averages",)
 
 
-class Receipt(Record):
+class Receipt(Extended):
     """One replica's result of a round: exact digests of each exchange's average and of the shared state.
 
     scope: what `state` covers: DiLoCo's fragments, everything registered (DDP), or only the average. norm: L2 norm of
     the encoded contribution over all exchanges of the round; None without a contribution. telemetry: only if the round
     is closed without a contribution of this replica, which has it otherwise. abstained: why it did not contribute, if
-    that was its own choice.
+    that was its own choice. disputed: a unit of another member that this replica's spot check found wrong; else None,
+    and absent from the bytes.
     """
 
     run: Nonce
@@ -384,6 +388,8 @@ class Receipt(Record):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     telemetry: Telemetry | None = None
     abstained: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    disputed: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    ADDED = ("disputed",)
 
 
 class Shard(Record):

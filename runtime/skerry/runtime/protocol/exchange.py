@@ -6,6 +6,7 @@ are here; `skerry.runtime.protocol.quorum` decides the next action.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -219,25 +220,23 @@ class Exchange:
             contributions.append(stored.record)
         return contributions
 
-    def close(self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float) -> Stored[Commit]:
+    def close(
+        self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float, averages: Sequence[str]
+    ) -> Stored[Commit]:
         """Commit a round of which this replica has applied every exchange. work: of all rounds, including this one.
 
-        Raises Diverged if the round was committed differently.
+        averages: the digest of each exchange's. If the commit names others, one of the two replicas has computed them
+        wrongly: that is reported, and receipts tell which.
+        Raises Diverged if the round was committed differently in anything else.
         """
-        record = Commit(
-            run=self._log.run.nonce,
-            round=exchange_id.round,
-            exchanges=tuple(decision.digest for decision in decisions),
-            participants=min(len(decision.record.members) for decision in decisions),
-            work=work,
-            previous=exchange_id.base,
-        )
+        record = _commit_of(exchange_id, decisions, work, None if self._log.run.layout is None else tuple(averages))
         # The proposer is the first to hold the average; the others find its commit, at half the price of a creation.
         proposed = decisions[0].record.proposer == self._presence.slot
         stored = None if proposed else self._log.read_commit(exchange_id.round)
         stored = stored or self._log.create(keys.commit(exchange_id.round), record)
         # Commits of runs from before `work` existed have none.
         mine = record if stored.record.work else record.model_copy(update={"work": 0.0})
+        mine = _with_averages_of(stored.record, mine, self._presence.slot)
         if stored.record != mine:
             raise Diverged(
                 f"round {exchange_id.round} was committed differently: log={stored.record!r} mine={record!r}"
@@ -359,6 +358,29 @@ class Exchange:
     def _backoff(self) -> Backoff:
         """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
         return Backoff(first=(profile := self._log.store.profile).poll_first, cap=profile.poll_cap, factor=1.25)
+
+
+def _commit_of(
+    exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], work: float, averages: tuple[str, ...] | None
+) -> Commit:
+    return Commit(
+        run=decisions[0].record.run,
+        round=exchange_id.round,
+        exchanges=tuple(decision.digest for decision in decisions),
+        participants=min(len(decision.record.members) for decision in decisions),
+        work=work,
+        previous=exchange_id.base,
+        averages=averages,
+    )
+
+
+def _with_averages_of(stored: Commit, mine: Commit, slot: str) -> Commit:
+    """My commit with the averages that the log's names; a difference is reported."""
+    if stored.averages != mine.averages:
+        named, held = (",".join(commit.averages or ()) for commit in (stored, mine))
+        fields = {"round": mine.round, "slot": slot, "commit": named, "mine": held}
+        emit("averages_differ", fields, level=logging.ERROR)
+    return mine.model_copy(update={"averages": stored.averages})
 
 
 def _issued_no_tensors(exchange_id: ExchangeId) -> Undecided:

@@ -232,6 +232,12 @@ class Reduction:
         """The result of a closed piece as it is published. The outputs then hold what was published: blocks, too."""
         return [self._sent(run, result) for run in piece.runs for result in run.results]
 
+    def results(self, piece: Piece) -> bytes:
+        """The bytes of a piece's elements in the outputs."""
+        return b"".join(
+            _inside(self._bytes, result, ITEM_BYTES[run.result]) for run in piece.runs for result in run.results
+        )
+
     def set_unit(self, piece: Piece, data: memoryview) -> None:
         """Write a published result into the outputs. Raises Invalid, and writes nothing, if it has another length."""
         sizes = [(run, result, _sent_bytes(run, result)) for run in piece.runs for result in run.results]

@@ -51,16 +51,27 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A piece of an average as another slot has published it, to be checked. result: the bytes of its elements."""
+
+    unit: int
+    slot: str
+    piece: Piece
+    result: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class AverageResult:
     """The digest and cost of an average. digest: xxh3-128 of the outputs' bytes in index order.
 
-    download_s: seconds in which the reduction waited for bytes.
+    download_s: seconds in which the reduction waited for bytes. sample: what this replica is to check.
     """
 
     digest: str
     downloaded_bytes: int
     requests: int
     download_s: float
+    sample: Sample | None = None
 
 
 def average(
@@ -106,6 +117,7 @@ class Reducer:
         in_order: bool = True,
     ) -> None:
         _check(sources, index, outputs)
+        self.index = index
         self.plan = plan_of(index, chunk)
         self._store = store
         self._reader = workspace.reader

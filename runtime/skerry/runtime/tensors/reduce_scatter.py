@@ -1,9 +1,9 @@
 """Averages by reduce-scatter: each member reduces its share of the units, publishes it, and reads the other shares.
 
-Unit u belongs to member u mod M. A unit is a pure function of the decision and the contributions, so every replica can
-make it, and all results are the same bytes. No replica waits for a particular one: if the owner of a unit takes longer
-than this replica needed for its own, the next member in slot order makes it and publishes it, too; later every replica
-makes for itself what is still missing.
+Unit u belongs to maker u mod K, and all members are makers unless the decision names some. A unit is a pure function of
+the decision and the contributions, so every replica can make it, and all results are the same bytes. No replica waits
+for a particular one: a member that has made its own units and sees no others appear makes its share of those that are
+missing, and publishes them, too; later every replica makes for itself what is still missing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.events import emit
 from skerry.runtime.store.parallel import BackgroundRequests, RequestWindow
+from skerry.runtime.tensors.recompute import sample_of
 from skerry.runtime.tensors.reduce import AverageResult, Reducer
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from skerry.runtime.store.interface import Store
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.piece_sums import Workspace
-    from skerry.runtime.tensors.reduce import Source
+    from skerry.runtime.tensors.reduce import Sample, Source
 
 POLL_S: Final = 0.05
 """Seconds between two looks for units, at most: they follow one another, and a look is one request for each maker."""
-PATIENCE: Final = 1.5
-"""How long a replica waits for others' units, in the time that it took for its own."""
+PATIENCE: Final = 0.5
+"""A member without a new unit for this long, in the time that it took for its own, takes over others'."""
+LONG_PATIENCE: Final = 3.0
+"""After this long every replica makes for itself what is missing: those that took it over are late, too."""
 MAX_PATIENCE_S: Final = 300.0
 """It waits no longer than this: an outage, or a machine that stood still, is no measure for the others."""
 
@@ -44,8 +47,8 @@ MAX_PATIENCE_S: Final = 300.0
 class Scatter:
     """One average among members. decision: the digest of its record. members: slots in order. mine: this replica's.
 
-    mine: None if this replica is no member. patient: the members are at work now; a round of the past is made of what
-    there is.
+    makers: those that make the units. mine: None if this replica is no member. patient: the members are at work now; a
+    round of the past is made of what there is.
     """
 
     round: int
@@ -53,8 +56,25 @@ class Scatter:
     decision: str
     rank: int
     members: Sequence[str]
+    makers: Sequence[str]
     mine: str | None
     patient: bool
+
+    def owner(self, unit: int) -> str:
+        """The member that makes a unit."""
+        return self.makers[unit % len(self.makers)]
+
+    def second(self, unit: int) -> str:
+        """The member that makes a unit if its owner is late. The units of one owner go to several."""
+        group = self.makers if len(self.makers) > 1 else self.members
+        place = group.index(self.owner(unit)) + 1 + unit // len(self.makers) % max(1, len(group) - 1)
+        return group[place % len(group)]
+
+    @property
+    def checks(self) -> bool:
+        """It is this member's turn to check a piece of the average: one member does after each exchange."""
+        turn = self.members[(self.round + self.exchange) % len(self.members)]
+        return self.patient and turn == self.mine
 
 
 def reduce_scatter(
@@ -110,6 +130,7 @@ class _Work:
         self._counting = threading.Lock()
         self._waited_s = 0.0
         self._missing = list(range(len(reducer.plan)))
+        self._read_from: dict[int, str] = {}
 
     def run(self) -> AverageResult:
         with BackgroundRequests(self._store) as self._creates, _Reads(self._store) as self._reads:
@@ -117,32 +138,46 @@ class _Work:
 
     def _run(self) -> AverageResult:
         began = self._clock.now()
-        mine, profile = self._scatter.mine, self._store.profile
-        self._make([unit for unit in self._missing if self._maker(unit) == mine], publish=True)
+        mine, scatter, profile = self._scatter.mine, self._scatter, self._store.profile
+        self._make(own := [unit for unit in self._missing if scatter.owner(unit) == mine], publish=True)
         own_s = self._clock.now() - began
-        patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, 2 * profile.poll_cap)) if self._scatter.patient else 0.0
-        since = self._clock.now()
+        # Another member may know of the decision as much later as it pauses between two looks.
+        patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, profile.poll_cap))
+        long_patience = min(MAX_PATIENCE_S, max(LONG_PATIENCE * own_s, (3 if own else 15) * profile.poll_cap))
+        since, late, count = self._clock.now(), False, 1
         while self._missing:
-            late = self._clock.now() - since >= patience
-            if self._read(makers=2 if late else 1) or not self._missing:
+            if self._read([scatter.owner, scatter.second] if late or not scatter.patient else [scatter.owner]):
+                since = self._clock.now()
                 continue
-            if self._clock.now() - since >= 2 * patience:
+            waited = self._clock.now() - since
+            late = late or waited >= patience
+            taken = [unit for unit in self._missing if scatter.second(unit) == mine] if late else []
+            if not scatter.patient:
                 self._make(list(self._missing), publish=False)
-            elif late and (taken := [unit for unit in self._missing if self._maker(unit, 1) == mine]):
-                self._make(taken, publish=True)
+            elif taken or waited >= long_patience:
+                # The others are looked for in between; if they are gone, more at once take less time.
+                self._make((taken or self._missing)[:count], publish=bool(taken))
+                count *= 2
             else:
                 self._clock.pause(min(profile.poll_first, POLL_S))
+        sample = self._sample() if scatter.checks else None
         result = self._reducer.result()
         return AverageResult(
             digest=result.digest,
             downloaded_bytes=result.downloaded_bytes + self._downloaded_bytes,
             requests=result.requests + self._requests,
             download_s=result.download_s + self._waited_s,
+            sample=sample,
         )
 
-    def _maker(self, unit: int, after: int = 0) -> str:
-        """The member that makes a unit if so many before it have not."""
-        return self._scatter.members[(unit + after) % len(self._scatter.members)]
+    def _sample(self) -> Sample | None:
+        """A piece of the average that another member made. None if this replica made all."""
+        seed, units = int(self._scatter.decision[:16], 16), sorted(self._read_from)
+        if not units:
+            return None
+        unit = units[seed % len(units)]
+        piece, slot = self._reducer.plan[unit], self._read_from[unit]
+        return sample_of(self._reducer.index, self._reducer.reduction, unit, piece, slot, seed // len(units))
 
     def _name(self, unit: int) -> UnitName:
         scatter = self._scatter
@@ -161,16 +196,16 @@ class _Work:
                     self._creates.submit(partial(self._store.create, name.key(slot), seal(name, body)))
                 self._missing.remove(unit)
 
-    def _read(self, makers: int) -> bool:
-        """Take what these many makers of each missing unit have published. Returns whether there was anything."""
+    def _read(self, makers: Sequence[Callable[[int], str]]) -> bool:
+        """Take what these makers of each missing unit have published. Returns whether there was anything."""
         before = len(self._missing)
         began = self._clock.now()
         members = self._scatter.members
         # All begin at another member, so that not all read the same units at once.
         place = 0 if self._scatter.mine is None else members.index(self._scatter.mine) + 1
         lanes = [
-            _Lane(slot, deque(unit for unit in self._missing if self._maker(unit, after) == slot))
-            for after in range(makers)
+            _Lane(slot, deque(unit for unit in self._missing if maker(unit) == slot))
+            for maker in makers
             for slot in [*members[place:], *members[:place]]
             if slot != self._scatter.mine
         ]
@@ -190,6 +225,7 @@ class _Work:
             elif unit in self._missing:
                 self._reducer.reduction.set_unit(self._reducer.plan[unit], body)
                 self._missing.remove(unit)
+                self._read_from[unit] = lane.slot
         self._waited_s += self._clock.now() - began
         return len(self._missing) < before
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.errors import Corrupt, Invalid, NotFinite
@@ -20,6 +21,7 @@ from skerry.runtime.tensors.contribution_readability import find_fault, find_fau
 from skerry.runtime.tensors.error_feedback import ErrorFeedback
 from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
+from skerry.runtime.tensors.recompute import spot_check
 from skerry.runtime.tensors.reduce import Source, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
@@ -50,7 +52,8 @@ class Average:
     """The result of an exchange. digest: of the average's bytes. contributed: this slot is among the members.
 
     work: what its members have trained for it, in rounds of one replica. norm: of what this call encoded, over all its
-    floating point elements; None if it contributed nothing.
+    floating point elements; None if it contributed nothing. check: the spot check that is due, for another thread; it
+    returns what is wrong.
     """
 
     decision: Stored[Decision]
@@ -59,6 +62,7 @@ class Average:
     work: float
     norm: float | None
     seconds: dict[str, float]
+    check: Callable[[], str | None] | None = None
 
 
 class _Opened(NamedTuple):
@@ -107,6 +111,7 @@ class Averager:
         self._last: Decision | None = None
         self._writer = ContributionWriter(log.store, exchange, presence, ranks, max_norm)
         self._encode_s = self._download_s = 0.0
+        self._check: Callable[[], str | None] | None = None
 
     def run(
         self,
@@ -161,6 +166,7 @@ class Averager:
                 "download": self._download_s,
                 "reduce": self._clock.now() - decided - self._download_s,
             },
+            check=self._check,
         )
 
     def contribute(self, place: ExchangeId, batch: TensorBatch, trained: Trained) -> bool:
@@ -306,6 +312,7 @@ class Averager:
         """Write this rank's average to the batch's tensors; its digest. patient: the members are at work now."""
         sources = self._sources(ruling, encoded)
         store = self._log.store
+        self._check = None
         try:
             if ruling.decision.reduction == "all_gather":
                 averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
@@ -326,6 +333,9 @@ class Averager:
             self._workspace.ahead = {}
         batch.land()
         self._download_s = averaged.download_s
+        if averaged.sample is not None:
+            check = partial(spot_check, store, self._sources(ruling, None), index, averaged.sample)
+            self._check = partial(check, rank=self._ranks.rank, by=self._presence.slot)
         return averaged.digest
 
     def _proposed(self, index: Index) -> Callable[[int], Reduction]:
@@ -342,6 +352,7 @@ class Averager:
             decision=ruling.digest,
             rank=self._ranks.rank,
             members=members,
+            makers=members,
             mine=self._presence.slot if self._presence.slot in members else None,
             patient=patient,
         )

@@ -277,9 +277,7 @@ class RoundRunner:
             self.report_error(Retryable(f"reported by another rank: {error}"))
 
     def _may_close(self, averages: list[Average]) -> bool:
-        """Every exchange of the round is held. After an error, exchanges that others have may never have been opened
-        here; DiLoCo has one exchange in a round, so there nothing can be missing.
-        """
+        """Every exchange is held. After an error, one may never have been opened here; DiLoCo has one in a round."""
         if self.errored is None or self._log_follower.trainer.fragments:
             return True
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
@@ -292,7 +290,8 @@ class RoundRunner:
         settings = self._outer.named(averages[0].decision.record)
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         work = self._log_follower.position.work + min(average.work for average in averages)
-        commit = self._session.exchange.close(place, [average.decision for average in averages], work=work)
+        decisions, digests = [average.decision for average in averages], [average.digest for average in averages]
+        commit = self._session.exchange.close(place, decisions, work=work, averages=digests)
         return commit.digest, commit.record.participants, commit.record.work, settings
 
     def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
@@ -308,6 +307,7 @@ class RoundRunner:
             seconds=_seconds(averages, self.round.exchanges),
             telemetry=self.round.exchanges[0].trained.telemetry,
             abstained=self.round.veto,
+            checks=tuple(average.check for average in averages if average.check is not None),
         )
         smallest = min((average.decision.record for average in averages), key=lambda decision: len(decision.members))
         self._log_follower.move_to(

@@ -48,7 +48,10 @@ def contributions_by_severity(log: RunRecords) -> Iterator[tuple[str, Contributi
 
 
 def check_orphans(log: RunRecords) -> Iterator[Finding]:
-    """Finds payloads of closed rounds that no contribution references. A damaged one may reference any of its slot."""
+    """Finds payloads of closed rounds that no contribution references. A damaged one may reference any of its slot.
+
+    Reduced units belong to their decision.
+    """
     named: set[str] = set()
     unsure: set[tuple[int, str]] = set()
     for key in log.listed:
@@ -57,11 +60,14 @@ def check_orphans(log: RunRecords) -> Iterator[Finding]:
             named |= {keys.payload(contribution.round, contribution.slot, part.digest) for part in contribution.parts}
         elif key.startswith(keys.CONTRIBUTIONS):
             unsure.add((keys.round_of(key), keys.slot_of(key)))
+    decided = {(decision.record.round, decision.record.exchange) for decision in log.decisions.values()}
     orphans_at: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
     for key in log.payloads:
         try:
             place = keys.round_of(key), keys.slot_of(key)
         except Invalid:  # a foreign object
+            continue
+        if keys.exchange_of_unit(key) in decided:
             continue
         # In an open round the record is written after the payload.
         if key not in named and place not in unsure and place[0] < log.closed:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from skerry.infra.observe.doctor import check_chain, check_stored_objects
+from skerry.infra.observe.doctor.check_averages import check_averages
 from skerry.infra.observe.doctor.check_participation import check_participation
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.check_roll_ups import check_roll_ups, read_roll_ups
@@ -59,7 +60,9 @@ def examine_store(
     bodies: PayloadAmount | None = None
     damages: Sequence[Finding] = ()
     if on_progress is not None:
-        bodies, damages = check_payloads(store, valid_records(read_log(store)), on_progress)
+        whole = valid_records(read_log(store))
+        bodies, damages = check_payloads(store, whole, on_progress)
+        damages = [*damages, *check_averages(store, whole)]
     first = _examine_now(store, damages, log)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
@@ -82,11 +85,12 @@ def examine(
 
     roll_ups: of `read_roll_ups`.
     """
-    bad = {damage.key for damage in damages}
+    bad = {damage.key for damage in damages if damage.kind.startswith("damaged")}
     log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
     findings: list[Finding] = []
     if stored.listed:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
+        findings += _disputes(log)
         findings += check_roll_ups(log, roll_ups or {})
     deleted = bad - stored.payloads.keys() - stored.parts.keys()
     findings = [item for item in findings if item.key not in bad]
@@ -124,6 +128,14 @@ def _disagreements(log: RunRecords) -> Iterator[Finding]:
                     differ[slot][number] = why
         for slot in sorted(differ, key=keys.slot_order):
             yield _disagreement(slot, digest, differ[slot], latest[slot])
+
+
+def _disputes(log: RunRecords) -> Iterator[Finding]:
+    """A finding for each receipt in which a replica disputes what another one has computed for it."""
+    for receipt in log.receipts.values():
+        if (text := receipt.record.disputed) is not None:
+            number, slot = receipt.record.round, receipt.record.slot
+            yield finding("wrong-unit", receipt.key, f"{slot} reports: {text}", round_number=number)
 
 
 def _disagreement(slot: str, digest: Digest, rounds: Mapping[int, str], latest: int) -> Finding:

@@ -26,6 +26,9 @@ Kind: TypeAlias = Literal[
     "payload-length",
     "orphan",  # payloads that no record references
     "averages-differ",
+    "wrong-average",  # a commit names an average that its contributions do not give
+    "wrong-unit",  # a reduced unit that the contributions do not give
+    "not-recomputed",  # averages, without torch
     "states-differ",
     "foreign-receipt",  # a receipt of another commit than the log's
     "checkpoint-part",  # a part that is missing or has another length
@@ -59,6 +62,9 @@ NEXT: Final[Mapping[Kind, str]] = {
     "payload-length": "replicas cannot follow this round: make sure that a later checkpoint becomes complete",
     "orphan": "nothing; left by an interrupted upload, deleted with old payloads or by `skerry destroy`",
     "averages-differ": "restart this replica, so that it heals from a checkpoint; if it recurs, replace its machine",
+    "wrong-average": "replace the machine of the replicas with this average, if others have another one",
+    "wrong-unit": "replace the machine of this replica: its processor or memory computes wrongly",
+    "not-recomputed": "pip install 'skerry[export]', and run the same command again",
     "states-differ": "look for `rounding_drift` or `diverged` in its log; after a restart it heals from a checkpoint",
     "foreign-receipt": "restart this replica; it followed another log",
     "checkpoint-part": "nothing if a newer checkpoint is complete; else checkpoint more often (`checkpoint_every`)",
