@@ -4,6 +4,7 @@
     scripts/bench simulate --seed 231 [--lines 80]      replay one seed, twice, and show how it ended
     scripts/bench simulate --mirrors [--seeds 5000]     replicas keep a mirror: checked after each put, with kills there
     scripts/bench simulate --mutants [--limit 5000]     every deliberate bug, and after how many seeds it was caught
+    scripts/bench simulate --deaths 1000                how much longer an exchange takes if an owner of units dies
     scripts/bench simulate --explore                    all interleavings of small runs, up to the bounds that are shown
 
 A schedule is a run of 2 to 5 replicas over 2 to 6 rounds on a memory store with its own virtual time. Exit code 1 if an
@@ -13,6 +14,7 @@ invariant broke, or if a mutant was not caught; the report names the seed, which
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -30,6 +32,7 @@ from tests.simulation.explore import LISTED, Bounds, Explored, explore
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import run_seed
 from tests.simulation.search import Caught, Tally, hunt, quiet, search
+from tests.simulation.takeover import TakeoverCase, takeover_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,6 +164,20 @@ def exhaustive(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
+def deaths(options: argparse.Namespace) -> int:
+    """Compare exchanges by reduce-scatter in which an owner dies with the same ones without, in so many runs."""
+    rows: list[dict[str, float]] = []
+    for members, unit_s in itertools.product((4, 8), (0.005, 0.05, 0.5)):
+        ratios = takeover_ratios(TakeoverCase(members=members, units=32, unit_s=unit_s), options.deaths)
+        p50, p99 = ratios[len(ratios) // 2], ratios[int(len(ratios) * 0.99)]
+        rows.append({"members": members, "unit_s": unit_s, "p50": p50, "p99": p99, "most": ratios[-1]})
+        if not options.json:
+            print(f"{members} members, {unit_s:g} s a unit: p50 {p50:.2f}, p99 {p99:.2f}, most {ratios[-1]:.2f} times")
+    if options.json:
+        print(json.dumps({"benchmark": "simulate", "runs": options.deaths, "deaths": rows}))
+    return int(any(row["p99"] > 2.0 for row in rows))
+
+
 def main() -> int:
     """Run what the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,11 +189,14 @@ def main() -> int:
     parser.add_argument("--mutants", action="store_true", help="prove that deliberate bugs are caught")
     parser.add_argument("--limit", type=int, default=5000, help="seeds after which a mutant counts as missed (5000)")
     parser.add_argument("--explore", action="store_true", help="all interleavings of small runs")
+    parser.add_argument("--deaths", type=int, default=0, help="runs of exchanges in which an owner of units dies")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all cores)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     options = parser.parse_args()
     if options.seed is not None:
         return replay(options)
+    if options.deaths:
+        return deaths(options)
     if options.mutants:
         return mutation_proof(options)
     return exhaustive(options) if options.explore else long_search(options)

@@ -12,6 +12,7 @@ from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
+from skerry.runtime.log.records import Place
 from skerry.runtime.log.run_record import MirrorSettings, Run
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.open_session import SessionOptions
@@ -171,7 +172,10 @@ SCATTERED: Final = 2000
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter."""
+    """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter.
+
+    In a quarter of those the first half of the replicas is to make all units.
+    """
     rng = random.Random(seed)
     run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
     match run_kind:
@@ -181,7 +185,9 @@ def draw(seed: int) -> Scenario:
             scenario = _flipping(rng, seed)
         case _:
             scenario = _troubled(rng, seed, run_kind)
-    return scatters(scenario) if seed >= SCATTERED and seed % 2 else scenario
+    if seed < SCATTERED or not seed % 2:
+        return scenario
+    return reduces_in_one_region(scatters(scenario)) if seed % 8 == 7 else scatters(scenario)
 
 
 def scatters(scenario: Scenario) -> Scenario:
@@ -190,6 +196,18 @@ def scatters(scenario: Scenario) -> Scenario:
         replace(replica, terms=replace(replica.terms, reduction="reduce_scatter")) for replica in scenario.settings
     )
     return replace(scenario, settings=settings)
+
+
+def reduces_in_one_region(scenario: Scenario) -> Scenario:
+    """The same, with the first half of the replicas in the region that makes all units."""
+    run = scenario.run.model_copy(update={"reduce_in": "here"})
+    nearby = (len(scenario.settings) + 1) // 2
+    places = [Place(region="here" if number < nearby else "there") for number in range(len(scenario.settings))]
+    settings = tuple(
+        replace(replica, run=run, terms=replace(replica.terms, place=place))
+        for replica, place in zip(scenario.settings, places, strict=True)
+    )
+    return replace(scenario, run=run, settings=settings)
 
 
 def _steady(rng: random.Random, seed: int) -> Scenario:

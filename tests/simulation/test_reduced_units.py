@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.simulation.run import Simulation
-from tests.simulation.scenario import calm, scatters
+from tests.simulation.scenario import calm, reduces_in_one_region, scatters
 from tests.simulation.search import quiet, search
 
 from skerry.runtime.log import keys
@@ -94,6 +94,24 @@ def test_damaged_unit_is_made_again_and_never_used() -> None:
     assert not result.violations, result.report()
     assert result.facts["rounds failed"] == 0
     assert makers(result, 1) == {"r-0": 1, "r-1": 2, "r-2": 1}
+
+
+def test_replicas_in_one_region_make_the_units_of_all() -> None:
+    with quiet():
+        result = Simulation(reduces_in_one_region(scatters(calm(4, parts=3)))).run()
+    assert not result.violations, result.report()
+    assert all(makers(result, number) == {"r-0": 2, "r-1": 1} for number in range(4))
+
+
+@pytest.mark.parametrize("slot", ["r-0", "r-1"])
+def test_kill_of_a_replica_that_makes_units_for_all_loses_nothing(slot: str) -> None:
+    scenario = replace(calm(4, parts=3), lost=frozenset({slot}))
+    script: Script = lambda call: "crash" if is_unit(call, slot) and call.moment == "before" else None  # noqa: E731
+    with quiet():
+        result = Simulation(reduces_in_one_region(scatters(scenario)), script).run()
+    assert not result.violations, result.report()
+    assert slot not in makers(result, 1)
+    assert closing_time(result, 1) <= TAKEN_S
 
 
 def test_every_invariant_holds_with_faults() -> None:

@@ -86,6 +86,20 @@ def test_share_of_the_average_is_sent_and_the_others_are_read(codec: str, sent: 
     assert volume.exchange.read_bytes == pytest.approx(1e9 * (sent + reduced) * 7 / 8)
 
 
+def test_replicas_next_to_the_store_read_more_and_others_less() -> None:
+    nearby, away = crew(4), crew(4, "eu-west-1", "west")
+    settings = {"codec": "int8", "reduction": "reduce_scatter"}
+    flat = upkeep(nearby, away, **settings).volume
+    volume = upkeep(nearby, away, reduce_in="us-east-1", **settings).volume
+    mine = volume.contribution_bytes
+    assert volume.read_bytes(away) == pytest.approx(4 * mine)
+    assert flat.read_bytes(away) == pytest.approx(7 * mine)
+    assert volume.read_bytes(nearby) == pytest.approx(7 * mine + 3 * mine)
+    assert volume.exchange_of(away).sent_bytes == mine
+    few = upkeep(crew(1), crew(8, "eu-west-1", "west"), reduce_in="us-east-1", **settings).volume
+    assert few.exchange_of(crew(1)) == few.exchange
+
+
 def test_reduction_is_chosen_by_replicas_and_bytes() -> None:
     chosen = [
         upkeep(crew(count), parameters=size, reduction="auto").volume.exchange.scatters

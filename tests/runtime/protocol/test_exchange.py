@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 from tests.kit.events import logged_events
-from tests.kit.protocol import EMPTY_INDEX, Replica, contribution, draft, policy, run_record, start_replica
+from tests.kit.protocol import EMPTY_INDEX, INDEX, Replica, contribution, draft, policy, run_record, start_replica
 from tests.kit.stores import ForgetfulStore, HookedStore, ReadRecorder
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Diverged, Fenced
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES
+from skerry.runtime.log.records import MAX_RECORD_BYTES, makers_in
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
 from skerry.runtime.store.memory import MemoryStore
@@ -130,6 +130,25 @@ def test_unusable_contribution_is_no_member(
     assert a.members() == ["a", "b"]
     with pytest.raises(Diverged, match="other tensors"):
         c.decide(index=OTHER_INDEX)
+
+
+def test_decision_names_the_members_in_the_region_that_reduces(store: Retrying, clock: FakeClock) -> None:
+    run = run_record(clock, reduce_in="east")
+    members = [start_replica(store, clock, slot, run=run) for slot in ("a", "b", "c")]
+    for replica, region in zip(members, ("east", "west", "east"), strict=True):
+        replica.presence.region = region
+        replica.contribute(region.encode())
+    proposer = members[0]
+    proposed = proposer.exchange.decide(proposer.exchange_id, INDEX, reduction=lambda _: "reduce_scatter").record
+    assert proposed.makers == ("a", "c")
+
+
+def test_few_members_in_the_region_do_not_reduce_for_all() -> None:
+    regions: dict[str, str | None] = {f"r-{number}": "west" for number in range(8)}
+    assert makers_in("east", regions) is None
+    assert makers_in("east", regions | {"r-3": "east"}) == ("r-3",)
+    assert makers_in("east", regions | {"r-3": "east", "r-8": None}) is None
+    assert makers_in(None, regions | {"r-3": None}) is None
 
 
 def test_other_average_in_a_commit_is_reported(a: Replica, b: Replica, caplog: pytest.LogCaptureFixture) -> None:

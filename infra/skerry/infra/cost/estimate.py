@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.cost.losses import loss_lines
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import MAKERS_SHARE
 from skerry.runtime.log.run_record import codec_for
 from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
@@ -143,6 +144,21 @@ class Volume:
         read = (mine + average) * (members - 1) / members
         return ExchangeTraffic(scatters=True, sent_bytes=mine + average / members, read_bytes=read)
 
+    def exchange_of(self, group: MachineGroup) -> ExchangeTraffic:
+        """The bytes of a replica of this group in an exchange, which differ if one region averages for all."""
+        makers = sum(other.count for other in self.groups if other.region == self.region)
+        nearby = self.spec.outer.reduce_in == self.region and MAKERS_SHARE * makers >= self.replicas
+        if not (makers and nearby and self.exchange.scatters):
+            return self.exchange
+        mine, average = (
+            self.contribution_bytes,
+            self.parameters / self.spec.outer.fragments * _REDUCED_BYTES[self.codec],
+        )
+        if group.region != self.region:
+            return ExchangeTraffic(scatters=True, sent_bytes=mine, read_bytes=average)
+        read = (mine * (self.replicas - 1) + average * (makers - 1)) / makers
+        return ExchangeTraffic(scatters=True, sent_bytes=mine + average / makers, read_bytes=read)
+
     @property
     def checkpoint_bytes(self) -> float:
         """The shared state: weights and outer momentum."""
@@ -167,11 +183,11 @@ class Volume:
     def sent_bytes(self, group: MachineGroup) -> float:
         """The bytes that a group writes in a round; one replica in rotation writes the checkpoint."""
         saved = self.private_bytes + self.checkpoint_bytes / self.replicas
-        return group.count * (self.exchange.sent_bytes + saved / self.spec.faults.checkpoint_every)
+        return group.count * (self.exchange_of(group).sent_bytes + saved / self.spec.faults.checkpoint_every)
 
     def read_bytes(self, group: MachineGroup) -> float:
         """The bytes that a group reads in a round."""
-        return group.count * self.exchange.read_bytes
+        return group.count * self.exchange_of(group).read_bytes
 
     @property
     def writes(self) -> int:

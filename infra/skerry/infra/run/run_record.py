@@ -190,6 +190,7 @@ def _proposed(spec: SpecFile, clock: Clock, usd_per_gb: Mapping[str, float] | No
         keep_unfinished_s=None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
         codec=outer.codec,
         reduction=None if outer.reduction == "auto" else outer.reduction,
+        reduce_in=outer.reduce_in,
         weighting=outer.weighting,
         layout=2,
         max_norm=outer.max_norm,
@@ -232,7 +233,7 @@ FIXED: Final[Mapping[str, Where]] = {
     "init_from": ("init_from",),
     **{
         name: ("outer", name)
-        for name in ("rounds", "sync_every", "fragments", "codec", "reduction", "weighting", "max_norm")
+        for name in ("rounds", "sync_every", "fragments", "codec", "reduction", "reduce_in", "weighting", "max_norm")
     },
     "outer_lr": ("outer", "lr"),
     "outer_momentum": ("outer", "momentum"),

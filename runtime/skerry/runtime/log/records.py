@@ -25,7 +25,7 @@ from skerry.runtime.contract import PLACE
 from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PROTOCOL = 1
 # A record has about 1 KB; a decision with 4,000 members about 600 KB. Anything larger is no record of skerry.
@@ -270,7 +270,7 @@ class Telemetry(Record):
         )
 
 
-class Contribution(Record):
+class Contribution(Extended):
     """One slot's contribution to one exchange. At most one per slot and exchange, whatever crashed.
 
     base: digest of the commit that it builds on. index: digest of the tensor index (names, dtypes, shapes, ops, codec):
@@ -279,7 +279,7 @@ class Contribution(Record):
     late: work of earlier rounds that was added, in the same unit; it adds no weight. discount: factor of the weight,
     below 1 for work of an earlier round. parts: of all ranks, one rank after another. ranks: how many parts each rank
     has (0 for a rank without tensors), () for a replica of one rank; index is then the combination of all ranks' own.
-    telemetry: of the round, in its first exchange.
+    telemetry: of the round, in its first exchange. region: of the replica, if the run reduces in one; else absent.
     """
 
     run: Nonce
@@ -298,6 +298,8 @@ class Contribution(Record):
     ranks: tuple[Count, ...] = ()
     telemetry: Telemetry | None = None
     nonce: Nonce
+    region: Name | None = None
+    ADDED = ("region",)
 
     @model_validator(mode="after")
     def _ranks_share_the_parts(self) -> Self:
@@ -328,6 +330,7 @@ class Decision(Extended):
     """The decision of one exchange: its members in slot order. The average divides by the sum of the weights.
 
     settings: digest of the Settings with which the round is applied; None, and absent from the bytes, for run.json's.
+    makers: the members that make the units of reduce-scatter; None, and absent, for all members.
     """
 
     run: Nonce
@@ -340,7 +343,27 @@ class Decision(Extended):
     proposer: Name
     nonce: Nonce
     settings: Sha256 | None = None
-    ADDED = ("settings",)
+    makers: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    ADDED = ("settings", "makers")
+
+    @model_validator(mode="after")
+    def _makers_are_members(self) -> Self:
+        if self.makers is not None and not {share.slot for share in self.members}.issuperset(self.makers):
+            raise ValueError("makers are not all members")
+        return self
+
+
+MAKERS_SHARE = 8
+"""Fewer than an eighth of the members take longer within one region than all members over slower links."""
+
+
+def makers_in(region: str | None, regions: Mapping[str, str | None]) -> tuple[str, ...] | None:
+    """The members that make all reduced units; None if all members do.
+
+    region: of the store, None if it does not matter. regions: of the members, in slot order.
+    """
+    makers = tuple(slot for slot, place in regions.items() if place == region)
+    return makers if region is not None and makers and MAKERS_SHARE * len(makers) >= len(regions) else None
 
 
 class Commit(Extended):
@@ -349,7 +372,7 @@ class Commit(Extended):
     exchanges: digests of the decisions in order. participants: the smallest member count among them. work: of all
     rounds up to this one, in rounds of one replica: the sum over the members regardless of weight; the smallest sum of
     several exchanges. 0 in logs written before work was counted. averages: of each exchange, the digest of the average
-    as its writer holds it; None, and absent from the bytes, in runs with payloads of layout 1 (decision 0037).
+    as its writer holds it; None, and absent from the bytes, in runs with payloads of layout 1 (decision 0040).
     """
 
     run: Nonce

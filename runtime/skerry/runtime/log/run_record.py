@@ -130,7 +130,8 @@ class Run(Extended):
     proposer of each exchange choose. store: the URI at which the run was started, if that is known; with it a copy that
     was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
     layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB. peers, mirrors: copies of the run
-    that its replicas keep; None, and absent, for none.
+    that its replicas keep; None, and absent, for none. reduce_in: members in this region make all reduced units, if
+    there are enough; None, and absent, for all members.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -162,7 +163,8 @@ class Run(Extended):
     layout: Literal[2] | None = None
     peers: PeerCopies | None = None
     mirrors: Annotated[tuple[MirrorSettings, ...], Field(min_length=1, max_length=16)] | None = None
-    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors")
+    reduce_in: Name | None = None
+    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors", "reduce_in")
 
     @model_validator(mode="after")
     def _mirrors_are_elsewhere(self) -> Self:

@@ -14,7 +14,7 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Contribution, Decision, Part
+from skerry.runtime.log.records import Commit, Contribution, Decision, Part, makers_in
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
-    from skerry.runtime.log.records import Reduction, Telemetry
+    from skerry.runtime.log.records import Reduction, Share, Telemetry
     from skerry.runtime.protocol.exchange_view import ExchangeId, Inspect
     from skerry.runtime.protocol.quorum import Action, ObservedContribution, Policy
     from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
@@ -127,6 +127,7 @@ class Exchange:
             ranks=draft.ranks,
             telemetry=draft.telemetry,
             nonce=self._clock.nonce(),
+            region=None if self._log.run.reduce_in is None else self._presence.region,
         )
         stored = self._own(self._log.create(keys.contribution(*place, slot), record), draft)
         fields = {"round": exchange_id.round, "exchange": exchange_id.exchange, "slot": slot, "norm": draft.norm}
@@ -225,8 +226,7 @@ class Exchange:
     ) -> Stored[Commit]:
         """Commit a round of which this replica has applied every exchange. work: of all rounds, including this one.
 
-        averages: the digest of each exchange's. If the commit names others, one of the two replicas has computed them
-        wrongly: that is reported, and receipts tell which.
+        averages: the digest of each exchange's. If the commit names others, that is reported; receipts tell the right.
         Raises Diverged if the round was committed differently in anything else.
         """
         record = _commit_of(exchange_id, decisions, work, None if self._log.run.layout is None else tuple(averages))
@@ -337,17 +337,19 @@ class Exchange:
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
         self.settings.read()
+        reduction = self._choose_reduction(len(action.members))
         decision = Decision(
             run=self._log.run.nonce,
             round=exchange_id.round,
             exchange=exchange_id.exchange,
             base=exchange_id.base,
             index=index,
-            reduction=self._choose_reduction(len(action.members)),
+            reduction=reduction,
             members=action.members,
             proposer=self._presence.slot,
             nonce=self._clock.nonce(),
             settings=self.settings.of_round(exchange_id.round),
+            makers=_makers_of(self._log.run.reduce_in, reduction, action.members, self._seen),
         )
         self._presence.raise_if_fenced()
         # Several replicas may propose; one wins. The next look reads the stored decision, and all replicas use that.
@@ -358,6 +360,14 @@ class Exchange:
     def _backoff(self) -> Backoff:
         """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
         return Backoff(first=(profile := self._log.store.profile).poll_first, cap=profile.poll_cap, factor=1.25)
+
+
+def _makers_of(
+    region: str | None, reduction: Reduction, members: Sequence[Share], seen: Mapping[str, ObservedContribution]
+) -> tuple[str, ...] | None:
+    if reduction != "reduce_scatter" or region is None:
+        return None
+    return makers_in(region, {share.slot: seen[share.slot].contribution.region for share in members})
 
 
 def _commit_of(

@@ -72,6 +72,7 @@ class Presence:
         """Claim the next incarnation of `slot`. interval_s: between two heartbeats. place: of this process."""
         self.slot = check_slot(slot)
         self._place = place
+        self.region = None if place is None else place.region
         self._log = log
         self._clock = clock
         self._interval_s = interval_s

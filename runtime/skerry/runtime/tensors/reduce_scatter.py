@@ -141,8 +141,8 @@ class _Work:
         mine, scatter, profile = self._scatter.mine, self._scatter, self._store.profile
         self._make(own := [unit for unit in self._missing if scatter.owner(unit) == mine], publish=True)
         own_s = self._clock.now() - began
-        # Another member may know of the decision as much later as it pauses between two looks.
-        patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, profile.poll_cap))
+        # Another member may know of the decision nearly as much later as it pauses between two looks.
+        patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, 0.75 * profile.poll_cap))
         long_patience = min(MAX_PATIENCE_S, max(LONG_PATIENCE * own_s, (3 if own else 15) * profile.poll_cap))
         since, late, count = self._clock.now(), False, 1
         while self._missing:

@@ -293,10 +293,10 @@ class Averager:
         slot, last = self._presence.slot, self._last
         if last is None or contribution.slot == slot:
             return
-        members = [share.slot for share in last.members]
+        makers = last.makers or [share.slot for share in last.members]
         mine = self._mine(contribution)
         if last.reduction == "reduce_scatter":
-            mine = tuple(part for number, part in enumerate(mine) if members[number % len(members)] == slot)
+            mine = tuple(part for number, part in enumerate(mine) if makers[number % len(makers)] == slot)
         prefetch.offer(contribution.round, contribution.slot, mine)
 
     def _average(
@@ -317,7 +317,7 @@ class Averager:
             if ruling.decision.reduction == "all_gather":
                 averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
             else:
-                scatter = self._scatter(ruling, patient=patient)
+                scatter = _scatter(ruling, self._ranks.rank, self._presence.slot, patient=patient)
                 averaged = reduce_scatter(
                     store, scatter, sources, index, hosts, workspace=self._workspace, clock=self._clock
                 )
@@ -343,19 +343,6 @@ class Averager:
         # A published average of sparse contributions would be as large as the dense one.
         forced = "all_gather" if index.codec == "sparse" else self._reduction
         return lambda members: forced or cheaper_reduction(sum(index.wire_bytes), members)
-
-    def _scatter(self, ruling: _Ruling, *, patient: bool) -> Scatter:
-        members = [share.slot for share in ruling.decision.members]
-        return Scatter(
-            round=ruling.decision.round,
-            exchange=ruling.decision.exchange,
-            decision=ruling.digest,
-            rank=self._ranks.rank,
-            members=members,
-            makers=members,
-            mine=self._presence.slot if self._presence.slot in members else None,
-            patient=patient,
-        )
 
     def _is_abstaining(self, place: ExchangeId) -> bool:
         abstention = self._presence.progress.abstains
@@ -387,3 +374,18 @@ class Averager:
             )
             for share, contribution in zip(ruling.decision.members, ruling.contributions, strict=True)
         ]
+
+
+def _scatter(ruling: _Ruling, rank: int, slot: str, *, patient: bool) -> Scatter:
+    decision = ruling.decision
+    members = [share.slot for share in decision.members]
+    return Scatter(
+        round=decision.round,
+        exchange=decision.exchange,
+        decision=ruling.digest,
+        rank=rank,
+        members=members,
+        makers=decision.makers or members,
+        mine=slot if slot in members else None,
+        patient=patient,
+    )
