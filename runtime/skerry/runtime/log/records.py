@@ -372,7 +372,7 @@ class Commit(Extended):
     exchanges: digests of the decisions in order. participants: the smallest member count among them. work: of all
     rounds up to this one, in rounds of one replica: the sum over the members regardless of weight; the smallest sum of
     several exchanges. 0 in logs written before work was counted. averages: of each exchange, the digest of the average
-    as its writer holds it; None, and absent from the bytes, in runs with payloads of layout 1 (decision 0040).
+    as its writer holds it; None, and absent from the bytes, in runs with payloads of layout 1 (decision 0038).
     """
 
     run: Nonce
