@@ -23,10 +23,10 @@ LIMITS: Final = "limits: {max_hours: 24}\n"
 
 
 def context_of(
-    folder: Path, target: str = "secrets: [store-keys]", *, count: int = 2, more: str = LIMITS
+    folder: Path, target: str = "secrets: [store-keys]", *, count: int = 2, more: str = LIMITS, groups: str = ""
 ) -> RunContext:
-    """A run with one group `m` with these options of its target."""
-    group = f"  - {{name: m, count: {count}, target: {{kind: modal, {target}}}}}\n"
+    """A run with a group `m` with these options of its target. groups: further ones."""
+    group = f"  - {{name: m, count: {count}, target: {{kind: modal, {target}}}}}\n{groups}"
     code = "{path: ., command: [python, train.py]}"
     return ground_from(write_spec(folder, group, store="s3://acme/runs", image="acme/skerry:1", code=code, more=more))
 

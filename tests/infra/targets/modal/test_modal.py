@@ -17,8 +17,8 @@ from skerry.infra.cost import prices
 from skerry.infra.provision.graph import resolved
 from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.modal import checks, costs
-from skerry.infra.targets.modal.resources import Job
-from skerry.infra.targets.modal.service import ModalSandboxes
+from skerry.infra.targets.modal.resources import App, Job
+from skerry.infra.targets.modal.service import Apps, ModalSandboxes
 from skerry.infra.targets.modal.workspace import ModalWorkspace
 from skerry.infra.targets.shared import labelled_jobs
 from skerry.infra.targets.shared.labelled_jobs import LabelledJobs
@@ -163,6 +163,18 @@ def test_other_settings_show_in_a_plan_although_modal_shows_none(handler: Labell
     assert seen is not None
     assert changed is not None
     assert ("environment" in seen.settings, "environment" in changed.settings) == (False, True)
+
+
+def test_listing_of_apps_has_the_addresses_of_the_graph(workspace: ModalWorkspace, tmp_path: Path) -> None:
+    """After a lost state, an App under another address would be deleted with all its sandboxes."""
+    other = "  - {name: n, count: 1, target: {kind: modal, secrets: [store-keys], environment: dev}}\n"
+    context = context_of(tmp_path, "secrets: [store-keys], environment: main", groups=other)
+    apps = of_kind(graph_of(context), App)
+    handler = Apps(workspace)
+    for app in apps:
+        handler.create(wanted(app, context.run_uri))
+    listed = {record.address: record.region for record in handler.list_owned(context.run_uri, ["main", "dev"])}
+    assert listed == {app.address: app.region for app in apps}
 
 
 def test_checks_name_a_missing_secret_and_provider(

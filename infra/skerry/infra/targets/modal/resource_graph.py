@@ -32,8 +32,6 @@ COMMAND: Final = ("skerry-replica", "run")
 TOKEN_VARIABLE: Final = "MODAL_IDENTITY_TOKEN"  # noqa: S105  the name of a variable
 """The variable with the token of a sandbox."""
 ISSUER: Final = "oidc.modal.com"
-APP: Final = "run"
-"""The key of the run's App."""
 _MIB: Final = 1 << 20
 _HOUR_S: Final = 3600
 # The name of a sandbox, and a tag that also has the generation.
@@ -53,12 +51,12 @@ def _resources(
 ) -> Iterator[Resource]:
     apps = {
         environment: App(
-            key=APP if number == 0 else f"{APP}-{environment}",
+            key=app_key(environment),
             name=context.stem,
             region=environment,
             why="the App with the sandboxes of the run",
         )
-        for number, environment in enumerate(dict.fromkeys(ModalTarget.of(group).environment for group in groups))
+        for environment in dict.fromkeys(ModalTarget.of(group).environment for group in groups)
     }
     yield from apps.values()
     for group in groups:
@@ -95,6 +93,11 @@ def _resources(
                 secrets=target.secrets,
                 identity=bool(identity),
             )
+
+
+def app_key(environment: str) -> str:
+    """The key of the run's App in an environment: the same in a graph and in a listing, whatever their order."""
+    return f"run-{environment}"
 
 
 def timeout_s(hours: float | None, target: ModalTarget) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.shared import Absent, each, tagged_record
 from skerry.infra.provision.handler import Condition, Observed
 from skerry.infra.provision.target import stem_of
-from skerry.infra.targets.modal.resource_graph import APP
+from skerry.infra.targets.modal.resource_graph import app_key
 from skerry.infra.targets.modal.resources import App
 from skerry.infra.targets.shared.labelled_jobs import LabelledJob, labels
 from skerry.infra.targets.shared.resolve_refs import ready
@@ -136,12 +136,11 @@ class Apps:
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned."""
-        for number, region in enumerate(sorted(regions)):
-            name = stem_of(run)
+        name = stem_of(run)
+        for region in sorted(regions):
             with suppress(Absent):
                 outputs = {"id": str(self._workspace.app(name, region).app_id)}
-                key = APP if number == 0 else f"{APP}-{region}"
-                address = f"{App.KIND}.{key}"
+                address = f"{App.KIND}.{app_key(region)}"
                 yield tagged_record(App, address=address, name=name, generation="0", region=region, outputs=outputs)
 
     def _read(self, desired: Desired) -> Observed | None:
