@@ -50,6 +50,13 @@ def test_existing_job_of_the_same_settings_is_returned(desired: Desired) -> None
     assert recorded.names() == ["squeue"]
 
 
+def test_ended_job_from_before_a_destroy_is_not_adopted(desired: Desired) -> None:
+    recorded = Recorded(squeue=queue_line(desired, 6, "COMPLETED"), sbatch="7\n")
+    assert handler(recorded).read([desired]) == [None]
+    assert handler(recorded).create(desired)["id"] == "7"
+    assert recorded.names() == ["squeue", "squeue", "sbatch"]
+
+
 def test_other_job_of_the_slot_is_ended_first(desired: Desired) -> None:
     older = queue_line(replace(desired, generation=3), 6, "RUNNING")
     recorded = Recorded(squeue=[older, older, ""], scancel="", sbatch="7\n")

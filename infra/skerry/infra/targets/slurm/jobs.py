@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.shared import NotYetVisible, wait_for
-from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.slurm import requests, responses
 from skerry.runtime.errors import Invalid, Retryable
 
@@ -64,13 +63,12 @@ class Jobs:
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create. Another job of the slot is ended first."""
         cluster = self._cluster_of(desired.resource.region)
-        existing = [row for row in self._named(desired) if row.condition is not Condition.LOST]
+        existing = [row for row in self._named(desired) if row.live]
         for row in existing:
             if _is_this(row, desired):
                 return row.outputs
         for row in existing:
-            if row.live:
-                _end(cluster, row)
+            _end(cluster, row)
         words = [str(desired.settings["folder"]), *requests.sbatch(desired)]
         try:
             job = cluster.call(_SUBMIT, words, requests.script(desired)).strip().partition(";")[0]
@@ -127,7 +125,8 @@ def listed(cluster: Cluster, name: str = "") -> list[Row]:
 def described(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Row | None]:
     """Return these jobs, in their order; None for a job of which nothing is known.
 
-    A record without outputs is that of a job whose submission may have had no answer: its name and settings count.
+    A record without outputs is that of a job whose submission may have had no answer: its name and settings count. An
+    ended job may be from before a destroy, and only an id finds it.
     """
     queue = listed(cluster)
     by_id = {row.id: row for row in queue}
@@ -135,7 +134,9 @@ def described(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Ro
     for record in state_records:
         known = record.outputs.get("id")
         rows.append(
-            next((row for row in queue if _is_recorded(row, record)), None) if known is None else by_id.get(known)
+            next((row for row in queue if row.live and _is_recorded(row, record)), None)
+            if known is None
+            else by_id.get(known)
         )
     missing = [at for at, record in enumerate(state_records) if rows[at] is None and record.outputs.get("id")]
     if missing:
