@@ -17,10 +17,11 @@ from skerry.infra import targets
 from skerry.infra.cli import app
 from skerry.infra.local import destroy
 from skerry.infra.run import local_preflight, run_record
+from skerry.infra.spec import further_places
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -162,6 +163,38 @@ def test_destroy_deletes_only_keys_of_the_run(tmp_path: Path) -> None:
     assert (removed.exit_code, json.loads(removed.output)["objects"]) == (0, 2)
     assert skerry("destroy", spec.path, "--yes").exit_code == 0
     assert [entry.key for entry in store.list("")] == ["run.json.backup", "thesis/chapter-1"]
+
+
+def test_destroy_names_a_mirror_and_deletes_it_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
+    path = write_spec(tmp_path)
+    path.write_text(f"{path.read_text()}replication: [{{to: 'file://west'}}]\n")
+    spec, store, run = started(path)
+    mirror = open_store((tmp_path / "west/test-run").as_uri())
+    mark = Elsewhere(why="mirror", uri=store.uri, run=run.nonce, round=0, by="a-0", created=run.created)
+    mirror.create(keys.ELSEWHERE, mark.to_bytes())
+    mirror.create(keys.RUN, run.to_bytes())
+    mirror.create(keys.spent("a-0"), b"{}")
+
+    first = skerry("destroy", path, "--yes")
+    assert f"left: the mirror at {mirror.uri}: `--data` deletes it too" in first.output
+    with pytest.raises(Invalid, match=f"delete it with `skerry destroy {mirror.uri}`"):
+        run_record.check_not_lost(spec, open_store)
+
+    second = skerry("destroy", path, "--yes", "--data")
+    assert (second.exit_code, f"the mirror at {mirror.uri}" in second.output) == (0, True)
+    assert mirror.list("") == []
+    run_record.check_not_lost(spec, open_store)
+    assert "nothing to destroy" in skerry("destroy", path, "--yes", "--data").output
+
+
+def test_destroy_of_a_mirror_leaves_nothing_of_it(tmp_path: Path) -> None:
+    _, store, run = started(write_spec(tmp_path))
+    mark = Elsewhere(why="mirror", uri="s3://acme/test-run", run=run.nonce, round=0, by="a-0", created=run.created)
+    store.create(keys.ELSEWHERE, mark.to_bytes())
+    store.create(keys.spent("a-0"), b"{}")
+    assert skerry("destroy", store.uri, "--yes").exit_code == 0
+    assert store.list("") == []
 
 
 def test_destroy_deletes_nothing_without_run_json(tmp_path: Path) -> None:

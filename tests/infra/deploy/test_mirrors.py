@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.deploy.account import skerry, write_run
+from tests.infra.deploy.account import Operator, skerry, write_run
 
+from skerry.infra.spec import further_places
 from skerry.runtime.log import keys
 from skerry.runtime.log.run_record import Elsewhere
 from skerry.runtime.store import open_store
@@ -53,10 +55,10 @@ def spec(tmp_path: Path, clouds: Clouds) -> str:
     return str(write_run(tmp_path, groups, more=MIRRORS))
 
 
-def mark(uri: str) -> None:
+def mark(uri: str, of: str = HOME) -> None:
     """Begin a mirror of the run, as its replicas do."""
     store = open_store(uri)
-    record = Elsewhere(why="mirror", uri=HOME, run="0" * 32, round=0, by="b-0", created="2026-01-01")
+    record = Elsewhere(why="mirror", uri=of, run="0" * 32, round=0, by="b-0", created="2026-01-01")
     assert store.create(keys.ELSEWHERE, record.to_bytes())
     assert store.create(keys.payload(1, "b-0", "0" * 32), b"x")
 
@@ -107,6 +109,31 @@ def test_bucket_of_the_user_holds_a_mirror_and_stays(spec: str, clouds: Clouds) 
     skerry("destroy", spec, "--yes", "--data", *own)
     assert clouds.aws.inventory() == {"bucket": ("acme-west",)}
     assert s3.list_objects_v2(Bucket="acme-west")["KeyCount"] == 0
+
+
+def test_mirror_in_a_folder_is_left_by_name_and_deleted_with_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text("#!/bin/sh\n")
+    (commands / "squeue").chmod(0o755)
+    groups = "  - {name: hpc, count: 1, target: {kind: slurm}}\n"
+    west = (tmp_path / "west").as_uri()
+    path = write_run(
+        tmp_path,
+        groups,
+        store=(tmp_path / "store").as_uri(),
+        image="x",
+        more=f"limits: {{max_hours: 1}}\nreplication: [{{to: '{west}'}}]\n",
+    )
+    operator = Operator(path, {"PATH": f"{commands}:{os.environ['PATH']}"})
+    mark(f"{west}/tiny", of=operator.deployment().run)
+    removed = operator.destroy(data=False)
+    assert removed.left == (f"the mirror at {west}/tiny: `--data` deletes it too",)
+    assert operator.destroy().ok
+    assert open_store(f"{west}/tiny").list("") == []
 
 
 def test_plan_names_the_rights_of_each_replica_on_each_mirror(spec: str, clouds: Clouds) -> None:

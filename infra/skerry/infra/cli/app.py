@@ -380,7 +380,9 @@ def destroy(
     overrides: Overrides = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    data: Annotated[bool, typer.Option("--data", help="In a cloud: also delete what was trained.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also delete mirrors; in a cloud, also what was trained.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the run: its jobs or processes, its objects in the store, its folder on this machine."""
@@ -396,13 +398,17 @@ def destroy(
         if spec is None:
             _refuse_running(uri, data=data)
         leftovers = (
-            local_destroy.list_objects(uri, clock) if spec is None else local_destroy.list_leftovers(spec, clock)
+            local_destroy.list_objects(uri, clock)
+            if spec is None
+            else local_destroy.list_leftovers(spec, clock, data=data)
         )
         if leftovers:
             if not yes:
                 confirm(f"{run_text.to_remove(leftovers)}. Destroy it?", flag="--yes")
             leftovers = (
-                local_destroy.destroy_objects(uri, clock) if spec is None else local_destroy.destroy(spec, clock)
+                local_destroy.destroy_objects(uri, clock)
+                if spec is None
+                else local_destroy.destroy(spec, clock, data=data)
             )
         if as_json:
             typer.echo(to_json(leftovers))
@@ -410,6 +416,8 @@ def destroy(
             typer.echo(f"removed {run_text.to_remove(leftovers)}")
         else:
             typer.echo(f"nothing to destroy: no run at {uri}")
+        for mirror in () if as_json else leftovers.left:
+            typer.echo(f"left: the mirror at {mirror}: `--data` deletes it too")
 
 
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -> Iterator[Text]:
     """The deletions, and what is kept."""
     yield Text(f"destroy {run}", style="bold")
-    kept = {bucket.address, *(mirror.bucket.address for mirror in removal.mirrors), *removal.in_use}
+    kept = {bucket.address, *(mirror.bucket.address for mirror in removal.mirrors if mirror.bucket), *removal.in_use}
     deletions = [change for change in removal.plan.changes if change.address not in kept]
     yield from change_lines([replace(change, because="") for change in deletions])
     for record in removal.strays:

@@ -135,7 +135,7 @@ def to_remove(remains: Leftovers) -> str:
         parts.append(f"{remains.processes} processes")
     if remains.folder is not None:
         parts.append(f"the folder {remains.folder}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *(f"the mirror at {uri}" for uri in remains.mirrors)])
 
 
 def megabytes(size_bytes: int) -> str:

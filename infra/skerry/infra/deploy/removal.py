@@ -18,9 +18,8 @@ from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.handler import Contents
 from skerry.infra.provision.plan import Change, desired_of, plan
-from skerry.infra.run.run_record import delete_run, list_run_objects
+from skerry.infra.run.run_record import delete_run, is_mirror, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
-from skerry.runtime.log.elsewhere import read_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,14 +39,14 @@ _NO_RESOURCES: Final = Graph(())
 class MirrorContents:
     """A mirror that exists. contents: of its prefix. foreign_objects: the others in a bucket that is the run's own.
 
-    ours: its bucket was created for this run.
+    bucket: None for a folder. ours: its bucket was created for this run.
     """
 
     uri: str
-    bucket: Resource
+    bucket: Resource | None
     contents: Contents
-    foreign_objects: int
-    ours: bool
+    foreign_objects: int = 0
+    ours: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,17 +197,21 @@ def kept_addresses(deployment: Deployment, removal: Removal) -> set[str]:
 
 def _list_mirrors(deployment: Deployment) -> Iterator[MirrorContents]:
     """The mirrors of this run that exist, and the buckets that were created for them."""
-    for uri, bucket in deployment.mirrors().items():
+    buckets = deployment.mirrors()
+    for uri in deployment.spec.mirrors:
+        bucket, store = buckets.get(uri), deployment.open_source(uri)
+        if bucket is None:
+            if is_mirror(store, deployment.run):
+                yield MirrorContents(uri=uri, bucket=None, contents=_sum(list_run_objects(store)))
+            continue
         handler = cast("BucketHandler", deployment.handlers[bucket.KIND])
         desired = desired_of(bucket, {}, deployment.run)
         (observed,) = handler.read([desired])
         if observed is None:
             continue
-        mark = read_elsewhere(deployment.open_source(uri))
-        is_mirror = mark is not None and mark.why == "mirror" and mark.uri.rstrip("/") == deployment.run
         ours = not bucket.brought and observed.owner == deployment.run
         record = desired.to_record({})
-        own = handler.contents(record, _prefix(uri)) if is_mirror else Contents(objects=0)
+        own = handler.contents(record, _prefix(uri)) if is_mirror(store, deployment.run) else Contents(objects=0)
         foreign = handler.contents(record).objects - own.objects if ours else 0
         if ours or own.objects:
             yield MirrorContents(uri=uri, bucket=bucket, contents=own, foreign_objects=foreign, ours=ours)
@@ -218,6 +221,9 @@ def _delete_mirrors(deployment: Deployment, removal: Removal, on_step: Callable[
     """Delete the mirrors, and their buckets where nothing else is in them. Returns the buckets that were deleted."""
     done: list[Change] = []
     for mirror in removal.mirrors:
+        if mirror.bucket is None:
+            delete_run(deployment.open_source(mirror.uri))
+            continue
         handler = cast("BucketHandler", deployment.handlers[mirror.bucket.KIND])
         record = desired_of(mirror.bucket, {}, deployment.run).to_record({})
         if mirror.contents.objects:
@@ -242,7 +248,7 @@ def _delete_data(
     if hold is not None:
         hold.delete_state()
     bucket = desired_of(deployment.bucket(), {}, deployment.run).to_record({})
-    contents = Contents(objects=len(deleted), size_bytes=sum(entry.size for entry in deleted))
+    contents = _sum(deleted)
     if deployment.bucket().brought or not _is_ours(deployment, removal.bucket):
         return contents, ()
     handler = _bucket_handler(deployment)
@@ -262,7 +268,7 @@ def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str,
     kept += [
         f"the bucket {mirror.bucket.name}, because {mirror.foreign_objects} objects in it are not of this run"
         for mirror in removal.mirrors
-        if data and mirror.ours and mirror.foreign_objects
+        if data and mirror.bucket is not None and mirror.foreign_objects
     ]
     bucket = deployment.bucket()
     if data and removal.foreign_objects:
@@ -313,6 +319,10 @@ def _is_store(deployment: Deployment, record: StateRecord) -> bool:
     """True if it is the bucket of the run's store or of a mirror, by its name: a tag with its address may be lost."""
     buckets = (deployment.bucket(), *deployment.mirrors().values())
     return (record.kind, record.name) in {(bucket.KIND, bucket.name) for bucket in buckets}
+
+
+def _sum(entries: Sequence[Entry]) -> Contents:
+    return Contents(objects=len(entries), size_bytes=sum(entry.size for entry in entries))
 
 
 def _bucket_handler(deployment: Deployment) -> BucketHandler:

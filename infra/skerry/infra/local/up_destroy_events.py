@@ -132,13 +132,18 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """The remains of a run. folder: its work folder on this machine; None if it does not exist."""
+    """The remains of a run. folder: its work folder on this machine; None if it does not exist.
+
+    mirrors: URIs of its mirrors that are removed too. left: of those that stay.
+    """
 
     uri: str
     objects: int
     size_bytes: int
     processes: int
     folder: Path | None
+    mirrors: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.objects > 0 or self.folder is not None
+        return self.objects > 0 or self.folder is not None or bool(self.mirrors)

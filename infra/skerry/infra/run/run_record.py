@@ -1,7 +1,7 @@
 """Creates, loads, checks and deletes run.json, the immutable record of a run.
 
-A prefix is a run if it has a run.json: without one nothing is deleted, and it is deleted last, so that an interrupted
-removal can be finished.
+Nothing is deleted under a prefix with neither a run.json nor the mark of a mirror. Both are deleted last, so that an
+interrupted removal can be finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from skerry.infra.run.source_checkpoint import find_source
 from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import check_lives_here
+from skerry.runtime.log.elsewhere import check_lives_here, read_elsewhere
 from skerry.runtime.log.run_record import MirrorSettings, PeerCopies, Run
 from skerry.runtime.store import open_store
 
@@ -46,8 +46,10 @@ _FOLDERS: Final = (
     keys.ROLL_UPS,
     keys.CODE,
     keys.PROBE,
-    keys.ELSEWHERE,
+    keys.SPENT,
 )
+# Deleted last, in this order.
+_LAST: Final = (keys.RUN, keys.ELSEWHERE)
 
 
 def create_or_load_run(
@@ -112,9 +114,16 @@ def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
             continue
         if run is not None and run.name == spec.spec.run:
             raise Invalid(
-                f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, or name "
-                f"this run otherwise: run: ({spec.written.place(('run',))})"
+                f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, "
+                f"delete it with `skerry destroy {uri}`, or name this run otherwise: run: "
+                f"({spec.written.place(('run',))})"
             )
+
+
+def is_mirror(store: Store, run_uri: str) -> bool:
+    """True if this prefix is a mirror of the run."""
+    mark = read_elsewhere(store)
+    return mark is not None and mark.why == "mirror" and mark.uri.rstrip("/") == run_uri.rstrip("/")
 
 
 def find_source_of(spec: SpecFile, open_source: Callable[[str], Store] = open_store) -> Source | None:
@@ -147,14 +156,17 @@ def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
 
 
 def list_run_objects(store: Store) -> Sequence[Entry]:
-    """All objects of the run under this prefix, the state of its deployment excepted; none without a run.json."""
-    if store.read(keys.RUN) is None:
+    """All objects of the run under this prefix, the state of its deployment excepted.
+
+    None without a run.json and without the mark of a mirror.
+    """
+    if store.read(keys.RUN) is None and read_elsewhere(store) is None:
         return ()
     return [
         entry
-        for folder in (*_FOLDERS, keys.RUN)
+        for folder in (*_FOLDERS, *_LAST)
         for entry in store.list(folder)
-        if folder != keys.RUN or entry.key == keys.RUN
+        if folder not in _LAST or entry.key == folder
     ]
 
 
@@ -163,9 +175,10 @@ def delete_run(store: Store) -> Sequence[Entry]:
     entries = list_run_objects(store)
     # Requests of a few milliseconds each: a run of a thousand rounds has some 10,000 objects.
     with ThreadPoolExecutor(max(1, store.profile.streams)) as pool:
-        for _ in pool.map(store.delete, [entry.key for entry in entries if entry.key != keys.RUN]):
+        for _ in pool.map(store.delete, [entry.key for entry in entries if entry.key not in _LAST]):
             pass
-    store.delete(keys.RUN)
+    for key in _LAST:
+        store.delete(key)
     return entries
 
 
