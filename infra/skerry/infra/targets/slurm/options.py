@@ -27,25 +27,40 @@ _LOGIN: Final = shaped(
 )
 _PATH: Final = shaped(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*", "a path of letters, digits and . _ / + -")
 _OPTION: Final = shaped(r"--[a-z][a-z0-9-]*(=[^\0\n]*)?", "a long option of sbatch, e.g. --constraint=a100")
-# Options by which a job is found, stopped, started again and read.
+# Options by which a job is found, stopped, started again and read; those of this section, which are checked; and those
+# with which sbatch submits elsewhere, prints no id, or submits nothing.
 _OWNED: Final = (
+    "account",
     "array",
     "chdir",
+    "cluster-constraint",
+    "clusters",
     "comment",
+    "cpus-per-task",
     "dependency",
     "error",
     "export",
     "export-file",
+    "gres",
+    "help",
     "input",
     "job-name",
+    "mem",
     "no-requeue",
+    "nodes",
     "ntasks",
     "open-mode",
     "output",
     "parsable",
+    "partition",
+    "qos",
+    "quiet",
     "requeue",
     "signal",
     "test-only",
+    "time",
+    "usage",
+    "version",
     "wait",
     "wrap",
 )
@@ -53,8 +68,9 @@ _OWNED: Final = (
 
 def _as_option(text: str) -> str:
     name = text.removeprefix("--").partition("=")[0]
-    if name in _OWNED:
-        raise ValueError(f"must not be --{name}, which skerry sets itself")
+    # sbatch also takes the beginning of a name for the name.
+    if owned := next((own for own in _OWNED if own.startswith(name)), None):
+        raise ValueError(f"must not be --{owned}, which skerry sets itself")
     return text
 
 
