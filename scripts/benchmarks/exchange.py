@@ -1,8 +1,10 @@
 """One outer exchange, side by side in one run: ours, the naive way, torchft over loopback, and a raw copy.
 
-    scripts/bench exchange [--json] [--quick] [--codec NAME]
+    scripts/bench exchange [--stores file s3] [--replicas 2 4] [--codec NAME...] [--reduction NAME...] [--quick]
+                           [--turns 9] [--plot FILE] [--json]
 
-ours      ObjectStoreManager: start_quorum, one allreduce a tensor, wait, should_commit; --codec is of ours alone
+ours      ObjectStoreManager: start_quorum, one allreduce a tensor, wait, should_commit; --codec and --reduction are of
+          ours alone
 naive     what published skeletons do: one torch.save object per tensor and rank, polled once a second; every replica
           reads all objects, tensor after tensor
 torchft   torchft's Manager with Lighthouse and ProcessGroupGloo on loopback (no store at all)
@@ -30,12 +32,15 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import torch
+from common.options import picture
 
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import Reduction
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.store import Span, Store, open_store
 
@@ -49,6 +54,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1_000_000
 SHAPES = {"100x1MB": [MEGABYTE // 4] * 100, "1x100MB": [100 * MEGABYTE // 4]}
 # The largest error of an average, to its value: all elements are equal, so two bits are half of one off.
+NAMES = ("store", "replicas", "shape", "codec", "reduction")
 STEPS: Mapping[Codec, float] = {"none": 0.0, "bf16": 0.0, "int8": 1 / 127, "int4": 1 / 7, "int2": 0.6}
 S3_ENVIRONMENT = {
     "AWS_ALLOW_HTTP": "true",
@@ -71,6 +77,7 @@ class Case:
     naive: bool
     turns: int
     codec: Codec
+    reduction: Literal["auto"] | Reduction
 
 
 @dataclass(kw_only=True)
@@ -106,6 +113,7 @@ class Ours:
             min_replica_size=case.replicas,
             timeout=timedelta(minutes=5),
             codec=case.codec,
+            reduction=case.reduction,
         )
 
     def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
@@ -308,6 +316,7 @@ def run(case: Case) -> dict[str, object]:
         "replicas": case.replicas,
         "shape": case.shape,
         "codec": case.codec,
+        "reduction": case.reduction,
         "contestants": {name: summary(turns[name], size) for name in turns},
         "ours_to_raw": round(ratio(turns["ours"], turns["raw"]), 2),
         "ours_to_torchft": round(ratio(turns["ours"], turns["torchft"]), 2),
@@ -341,22 +350,20 @@ def summary(turns: list[list[Figures]], size: int) -> dict[str, float]:
 
 
 def cases(options: argparse.Namespace, folder: Path, s3: str, lighthouse: str) -> Iterator[Case]:
-    for store, uri in (("file", folder.as_uri()), ("s3", s3)):
-        for replicas in options.replicas:
-            for shape in SHAPES:
-                if store in options.stores:
-                    naive = shape == "100x1MB" and not options.quick
-                    prefix = f"{uri}/{store}-{replicas}-{shape}"
-                    yield Case(
-                        store=store,
-                        uri=prefix,
-                        replicas=replicas,
-                        shape=shape,
-                        lighthouse=lighthouse,
-                        naive=naive,
-                        turns=options.turns,
-                        codec=options.codec,
-                    )
+    bases = {"file": folder.as_uri(), "s3": s3}
+    chosen = product(options.stores, options.replicas, SHAPES, options.codec, options.reduction)
+    for store, replicas, shape, codec, reduction in chosen:
+        yield Case(
+            store=store,
+            uri=f"{bases[store]}/{store}-{replicas}-{shape}-{codec}-{reduction}",
+            replicas=replicas,
+            shape=shape,
+            lighthouse=lighthouse,
+            naive=shape == "100x1MB" and not options.quick,
+            turns=options.turns,
+            codec=codec,
+            reduction=reduction,
+        )
 
 
 def main() -> None:
@@ -365,7 +372,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out the naive way (it takes minutes)")
     parser.add_argument("--turns", type=int, default=9, help="exchanges of each contestant and case")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--codec", choices=list(STEPS), default="none", help="of ours; default: none")
+    parser.add_argument("--codec", nargs="+", choices=list(STEPS), default=["none"], help="of ours; default: none")
+    reductions = ["auto", *get_args(Reduction)]
+    parser.add_argument("--reduction", nargs="+", choices=reductions, default=["auto"], help="of ours; default: auto")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture of the ratios, .svg or .png")
     parser.add_argument("--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"])
     options = parser.parse_args()
     from torchft.coordination import LighthouseServer
@@ -390,16 +400,37 @@ def main() -> None:
         server.wait()
         shutil.rmtree(folder, ignore_errors=True)
         lighthouse.shutdown()
+    if options.plot is not None:
+        draw(results, options.plot)
     if options.json:
         print(
             json.dumps({"benchmark": "exchange", "cores": os.cpu_count(), "turns": options.turns, "results": results})
         )
 
 
+def draw(results: list[dict[str, object]], path: Path) -> None:
+    """Our seconds in those of a raw copy and of torchft, for each case."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.3 * len(results)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panel = figure.subplots()
+    rows = range(len(results))
+    panel.barh([row - 0.2 for row in rows], [result["ours_to_raw"] for result in results], 0.4, label="raw copy")
+    panel.barh([row + 0.2 for row in rows], [result["ours_to_torchft"] for result in results], 0.4, label="torchft")
+    panel.axvline(1.0, color="grey", linewidth=0.8)
+    panel.set_yticks(rows, [" ".join(str(result[name]) for name in NAMES) for result in results])
+    panel.invert_yaxis()
+    panel.set_xlabel("time of our exchange, as a multiple of that of")
+    panel.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
 def describe(result: dict[str, object]) -> str:
     naive = f"  naive {result['naive_to_ours']}x slower" if "naive_to_ours" in result else ""
     return (
-        f"{result['store']:5} N={result['replicas']} {result['shape']:8} {result['codec']:4}"
+        f"{result['store']:5} N={result['replicas']} {result['shape']:8} {result['codec']:4} {result['reduction']:14}"
         f"  ours/raw {result['ours_to_raw']}"
         f"  ours/torchft {result['ours_to_torchft']}{naive}"
     )

@@ -63,14 +63,15 @@ class Case:
         """For people."""
         return "torchft, gloo" if self.codec is None else f"{self.reduction}, {self.codec}"
 
-    def ideal_s(self, rate: Rate) -> float:
-        """See above."""
-        others = (self.replicas - 1) / self.replicas
-        mine = sum(Index((TensorSpec("t", "float32", (self.elements,)),), self.codec or "none").wire_bytes)
-        reduced = mine if self.codec in {None, "none", "bf16"} else self.elements * 256 / 254
-        steps = {"all_gather": mine + (self.replicas - 1) * mine, "reduce_scatter": mine + others * (mine + reduced)}
-        sent = 2 * others * mine if self.codec is None else steps[self.reduction]
-        return sent * 8 / (rate.mbit * 1e6)
+
+def ideal_s(codec: Codec | None, reduction: Reduction, replicas: int, elements: int, mbit: float) -> float:
+    """The seconds in which the link carries the bytes of the schedule; see above."""
+    others = (replicas - 1) / replicas
+    mine = sum(Index((TensorSpec("t", "float32", (elements,)),), codec or "none").wire_bytes)
+    reduced = mine if codec in {None, "none", "bf16"} else elements * 256 / 254
+    steps = {"all_gather": mine + (replicas - 1) * mine, "reduce_scatter": mine + others * (mine + reduced)}
+    sent = 2 * others * mine if codec is None else steps[reduction]
+    return sent * 8 / (mbit * 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,12 +185,12 @@ def run(case: Case, rate: Rate) -> Result:
     turns = [[row for row in rows if row[0] == turn] for turn in range(case.turns)]
     best = min(turns, key=lambda turn: max(row[1] for row in turn))
     slowest = max(best, key=lambda row: row[1])
-    ideal_s = case.ideal_s(rate)
+    ideal = ideal_s(case.codec, case.reduction, case.replicas, case.elements, rate.mbit)
     return Result(
         name=case.name,
         seconds=round(slowest[1], 2),
-        ideal_s=round(ideal_s, 2),
-        of_ideal=round(ideal_s / slowest[1], 2),
+        ideal_s=round(ideal, 2),
+        of_ideal=round(ideal / slowest[1], 2),
         megabytes=round(max(row[2] for row in best) / 1e6, 1),
         requests=max(row[3] for row in best),
         phases={name: round(seconds, 2) for name, seconds in slowest[4].items()},

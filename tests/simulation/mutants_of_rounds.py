@@ -217,7 +217,9 @@ def _(patch: Patch) -> None:
 
 @mutant("exchange", "a proposal lists payloads that were not looked for")
 def _(patch: Patch) -> None:
-    patch.setattr(exchange_view.ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
+    patch.setattr(
+        exchange_view.ExchangeView, "_check_payloads", lambda self, slots: self._payload_checked.update(slots)
+    )
 
 
 @mutant("exchange", "the manifest of a contribution goes up before its payload")
@@ -234,7 +236,9 @@ def _(patch: Patch) -> None:
 
     patch.setattr(Exchange, "put", lambda *upload: held.append(upload))
     patch.setattr(Exchange, "contribute", late)
-    patch.setattr(exchange_view.ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
+    patch.setattr(
+        exchange_view.ExchangeView, "_check_payloads", lambda self, slots: self._payload_checked.update(slots)
+    )
 
 
 @mutant("exchange", "a commit names its writer")

@@ -199,9 +199,9 @@ def test_lines_separate_traffic_of_regions_and_clouds() -> None:
 
 def test_requests_grow_with_parts_and_pieces() -> None:
     small, large = upkeep(crew(4), parameters=1e6).volume, upkeep(crew(4)).volume
-    assert small.writes == 4 * (15 + 4 + 1 + 3) + 1
-    assert small.reads == 4 * (12 + 4 * 6 + 3 * 4)
-    assert large.reads - small.reads == 4 * 3 * (477 - 4)
+    assert small.writes == 4 * (15 + 16 + 1 + 3) + 1
+    assert small.reads == 4 * (12 + 4 * 6 + 3 * 16)
+    assert large.reads - small.reads == 4 * 3 * (477 - 16)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

@@ -155,13 +155,16 @@ def test_digest_differs_for_every_difference_only() -> None:
     assert len({base.digest, *(other.digest for other in others)}) == len(others) + 1
 
 
-def test_parts_of_layout_2_are_units_of_one_to_eight_mebibytes() -> None:
+def test_parts_of_layout_2_are_units_of_up_to_eight_mebibytes() -> None:
     def sizes(elements: int, codec: Codec = "none") -> set[int]:
         index = Index((TensorSpec("t", "float32", (elements,)),), codec, 2)
         assert index.part_bytes == index.unit_bytes
         return {part.body_bytes for part in index.parts[:-1]}
 
     assert sizes(100) == set()
+    assert sizes(BLOCK_BYTES // 4 - 100) == set(), "up to a block in one part"
+    assert sizes(BLOCK_BYTES // 2) == {256 << 10}
+    assert sizes(5 << 20) == {(20 << 20) // 32 + 4096}, "32 units of equal size, rounded up"
     assert sizes(10 << 20) == {2 * BLOCK_BYTES}
     assert sizes(1 << 30) == {8 * BLOCK_BYTES}
     assert sizes(1 << 30, "int8") == {4 * BLOCK_BYTES}, "its sums are four times as large"

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 BILLION: Final = 1e9
 _GB: Final = 1e9
-# The runtime writes checkpoints in parts of 64 MiB, one object each, and contributions in up to 32 of 1 to 8 MiB.
+# The runtime writes checkpoints in parts of 64 MiB, one object each, and contributions above 1 MiB in up to 32 of
+# 256 KiB to 8 MiB.
 _PART_BYTES: Final = 64 << 20
 _UNITS: Final = 32
-_LEAST_UNIT: Final = 1 << 20
+_ONE_UNIT: Final = 1 << 20
+_LEAST_UNIT: Final = 256 << 10
 _LARGEST_UNIT: Final = 8 << 20
 _ITEM_BYTES: Final[Mapping[Codec, float]] = {
     "none": 4,
@@ -515,6 +517,8 @@ def cost_of(amount: float, price: Price | None, what: str) -> Cost:
 
 def _parts(size_bytes: float) -> int:
     """The objects of a contribution: the units in which it is sent and reduced."""
+    if size_bytes <= _ONE_UNIT:
+        return 1
     return max(min(_UNITS, _pieces(size_bytes, _LEAST_UNIT)), _pieces(size_bytes, _LARGEST_UNIT))
 
 

@@ -18,6 +18,7 @@ from skerry.runtime.log.records import Commit, Contribution, Decision, Part, mak
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
+from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     import threading
@@ -203,23 +204,22 @@ class Exchange:
 
     def contributions(self, decision: Decision) -> list[Contribution]:
         """The members' contributions in order, each exactly the record that the decision names."""
-        contributions: list[Contribution] = []
-        for share in decision.members:
+
+        def read(number: int) -> Contribution:
+            share = decision.members[number]
             seen = self._seen.get(share.slot)
             if seen is not None and seen.digest == share.contribution:  # it was read while waiting for the decision
-                contributions.append(seen.contribution)
-                continue
+                return seen.contribution
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
                 raise Corrupt(f"contribution is missing: key={key}; a decision lists it, it must never be deleted")
             if stored.digest != share.contribution:
-                raise Corrupt(
-                    f"contribution is not the decided one: key={key} digest={stored.digest} "
-                    f"decided={share.contribution}"
-                )
-            contributions.append(stored.record)
-        return contributions
+                digests = f"digest={stored.digest} decided={share.contribution}"
+                raise Corrupt(f"contribution is not the decided one: key={key} {digests}")
+            return stored.record
+
+        return run_parallel(self._log.store, len(decision.members), read, small=True)
 
     def close(
         self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float, averages: Sequence[str]

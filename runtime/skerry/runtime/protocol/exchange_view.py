@@ -16,7 +16,7 @@ from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
@@ -103,8 +103,7 @@ class ExchangeView:
         if self._looks % self.LIST_EVERY == self.LIST_EVERY - 1 or len(missing) > self.LIST_EVERY:
             self._list()
         else:
-            for slot in sorted(missing, key=keys.slot_order):
-                self._read(slot)
+            self._read(sorted(missing, key=keys.slot_order))
         self._looks += 1
         return Observation(
             contributions=self.contributions,
@@ -135,20 +134,21 @@ class ExchangeView:
     def confirm(self) -> bool:
         """Check before a proposal: no contribution is new, and every listed payload exists."""
         before = set(self.contributions)
-        for slot in self._unread & before:  # the store may hold other bytes than those that were written
+        unread = sorted(self._unread & before)  # the store may hold other bytes than those that were written
+        for slot in unread:
             del self.contributions[slot]
-            self._read(slot)
+        self._read(unread)
         self._unread.clear()
         self._list()
         unchecked = [slot for slot in self.contributions if slot not in self._payload_checked]
         if sum(len(self.contributions[slot].contribution.parts) for slot in unchecked) > self.LIST_EVERY:
             listed = self._log.store.list(keys.payloads_prefix(self._id.round))
             self._payload_sizes = {entry.key: entry.size for entry in listed}
-        for slot in unchecked:
-            self._check_payload(slot)
+        self._check_payloads(unchecked)
         return set(self.contributions) == before
 
     def _list(self) -> None:
+        unknown: list[str] = []
         for entry in self._log.store.list(keys.contributions_prefix(self._id.round, self._id.exchange)):
             try:
                 slot = keys.slot_of(entry.key)
@@ -157,16 +157,23 @@ class ExchangeView:
                     self._refuse(entry.key, str(error))
                 continue
             if slot not in self.contributions and slot not in self._refused:
-                self._read(slot)
+                unknown.append(slot)
+        self._read(unknown)
 
-    def _read(self, slot: str) -> None:
-        try:
-            stored = self._log.read_contribution(self._id.round, self._id.exchange, slot)
-        except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which excludes its slot and no other
-            self._refuse(slot, str(error))
-            return
-        if stored is not None:
-            self._take(slot, stored)
+    def _read(self, slots: Sequence[str]) -> None:
+        """Read these slots' contributions, several at once."""
+
+        def read(number: int) -> Stored[Contribution] | str | None:
+            try:
+                return self._log.read_contribution(self._id.round, self._id.exchange, slots[number])
+            except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which excludes its slot and no other
+                return str(error)
+
+        for slot, stored in zip(slots, run_parallel(self._log.store, len(slots), read, small=True), strict=True):
+            if isinstance(stored, str):
+                self._refuse(slot, stored)
+            elif stored is not None:
+                self._take(slot, stored)
 
     def _take(self, slot: str, stored: Stored[Contribution]) -> None:
         reason = _unusable(stored.record, slot, self._id, self._index, self.codecs)
@@ -178,18 +185,21 @@ class ExchangeView:
             if self.taken is not None:
                 self.taken(stored.record)
 
-    def _check_payload(self, slot: str) -> None:
-        """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""
-        contribution = self.contributions[slot].contribution
-        # The record alone shows impossible sizes, before anything is read.
-        reason = self.inspect(contribution) if self.inspect is not None else None
-        if reason is None:
-            reason = _payload_fault(self._log.store, contribution, self._payload_sizes)
-        if reason is None:
-            self._payload_checked.add(slot)
-            return
-        del self.contributions[slot]
-        self._refuse(slot, reason)
+    def _check_payloads(self, slots: Sequence[str]) -> None:
+        """Refuse contributions that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""
+
+        def fault(number: int) -> str | None:
+            contribution = self.contributions[slots[number]].contribution
+            # The record alone shows impossible sizes, before anything is read.
+            reason = self.inspect(contribution) if self.inspect is not None else None
+            return reason or _payload_fault(self._log.store, contribution, self._payload_sizes)
+
+        for slot, reason in zip(slots, run_parallel(self._log.store, len(slots), fault), strict=True):
+            if reason is None:
+                self._payload_checked.add(slot)
+            else:
+                del self.contributions[slot]
+                self._refuse(slot, reason)
 
     def _refuse(self, slot: str, reason: str) -> None:
         self._refused[slot] = reason
@@ -216,7 +226,7 @@ def _payload_fault(store: Store, contribution: Contribution, sizes: Mapping[str,
             return f"payload is missing or of another length: key={key} bytes={part.total_bytes}"
         return None
 
-    faults = run_parallel(store, len(contribution.parts), fault)
+    faults = run_parallel(store, len(contribution.parts), fault, small=True)
     return next((fault for fault in faults if fault is not None), None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from skerry.runtime.daemon_executors import BackgroundThreads
 
@@ -18,9 +18,17 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-def run_parallel(store: Store, count: int, work: Callable[[int], T]) -> list[T]:
-    """The results of `work(0)` to `work(count - 1)`, in order; at most `store.profile.streams` run at once."""
-    streams = min(store.profile.streams, count)
+_SMALL_REQUESTS: Final = 16
+"""Small requests in flight to a store that takes several: they wait for the round trip alone."""
+
+
+def run_parallel(store: Store, count: int, work: Callable[[int], T], *, small: bool = False) -> list[T]:
+    """The results of `work(0)` to `work(count - 1)`, in order; at most `store.profile.streams` run at once.
+
+    small: more of them, since each is a request for a few bytes.
+    """
+    streams = store.profile.streams
+    streams = min(_SMALL_REQUESTS if small and streams > 1 else streams, count)
     if streams <= 1:
         return [work(number) for number in range(count)]
     with BackgroundThreads(streams, "parts") as pool:

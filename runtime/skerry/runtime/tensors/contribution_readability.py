@@ -47,7 +47,7 @@ def find_fault(store: Store, contribution: Contribution, parts: Sequence[Part], 
                 return None
         return damage
 
-    faults = run_parallel(store, len(parts), fault)
+    faults = run_parallel(store, len(parts), fault, small=True)
     return next((fault for fault in faults if fault is not None), None)
 
 

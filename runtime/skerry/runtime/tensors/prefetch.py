@@ -31,7 +31,8 @@ class Prefetch:
         self._store = store
         self._left = LIMIT_BYTES
         self._jobs: dict[str, Future[memoryview | None]] = {}
-        self._pool = BackgroundThreads(max(1, store.profile.streams), "skerry-prefetch")
+        # Not all that the link carries: small requests of the replica queue behind them, and others wait for those.
+        self._pool = BackgroundThreads(max(1, store.profile.streams // 2), "skerry-prefetch")
 
     def offer(self, round_number: int, slot: str, parts: Sequence[Part]) -> None:
         """Read these parts of a contribution in the background, as far as the limit goes."""

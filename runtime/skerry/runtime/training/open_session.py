@@ -165,7 +165,7 @@ def join_run(
     presence = Presence(log, clock, slot, heartbeat_s, terms.place) if group.rank == 0 else FollowerPresence(slot)
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
-    policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
+    policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)
     codec = codec_for(terms.codec, is_local=opened.profile.is_local)
     if codec == "sparse" and terms.reduction == "reduce_scatter":
         raise Invalid("codec sparse cannot be averaged by reduce_scatter; set reduction to auto")
@@ -245,7 +245,7 @@ def _beats(session: Session) -> bool:
         session.clock.pause(min(left, session.poll_every_s), session.stop)
 
 
-def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, poll_s: float) -> Policy:
+def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, longest_poll_s: float) -> Policy:
     return Policy(
         min_replicas=terms.min_replicas,
         expected=frozenset(run.slots),
@@ -254,7 +254,7 @@ def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, poll_s: float) 
         # Six missed beats, and two seconds for a machine that is busy importing torch.
         stale_s=6 * heartbeat_s + 2.0,
         deadline_s=terms.deadline_s,
-        propose_delay_s=5 * poll_s if terms.propose_delay_s is None else terms.propose_delay_s,
+        propose_delay_s=longest_poll_s / 2 if terms.propose_delay_s is None else terms.propose_delay_s,
         spares=terms.spares,
         weighting=run.weighting,
     )

@@ -1,0 +1,26 @@
+"""Tests that the benchmark of scale runs the shipped exchange, and takes no less than its link does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from scale import Case, measure
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Codec, Reduction
+
+
+@pytest.mark.parametrize(
+    ("codec", "reduction"), [("none", "reduce_scatter"), ("none", "all_gather"), ("sparse", "all_gather")]
+)
+def test_virtual_exchange_has_the_bytes_and_the_time_of_its_schedule(codec: Codec, reduction: Reduction) -> None:
+    case = Case(replicas=3, codec=codec, reduction=reduction, megabytes=6, mbit=100, rtt_s=0.03)
+    result = measure(case)
+    size = 6.0 if codec == "none" else 6.0 * 128 / 25_600
+    own, others = size / 3, size * 2 / 3
+    up, down = (size + own, 2 * others) if reduction == "reduce_scatter" else (size, 2 * size)
+    assert up <= result.uploaded_mb < up * 1.05 + 0.02
+    assert down <= result.downloaded_mb < down * 1.05 + 0.2
+    assert result.ideal_s <= result.seconds < result.ideal_s + 1.0
+    assert measure(case).seconds == result.seconds
