@@ -76,7 +76,7 @@ API: Final = """
     autoclass skerry.runtime.allreduce.ObjectStoreAllReduce
     autoclass skerry.serverless.mock_manager.MockManager
     autofunction skerry.runtime.store.open_store
-    autofunction skerry.runtime.load
+    autofunction skerry.load
 """
 SETTINGS: Final = {
     "project": "skerry",

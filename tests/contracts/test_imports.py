@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import skerry.runtime.export
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
@@ -140,12 +143,17 @@ def test_imports_of_private_torchft_names_are_found() -> None:
     assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
 
 
-def test_load_is_imported_only_when_it_is_used() -> None:
-    loaded = after_importing("skerry.runtime")["loaded"]
+@pytest.mark.parametrize("package", [skerry, skerry.runtime])
+def test_load_is_imported_only_when_it_is_used(package: ModuleType) -> None:
+    loaded = after_importing(package.__name__)["loaded"]
     assert not set(loaded) & {"torch", "safetensors", "skerry.runtime.export"}
-    assert skerry.runtime.load is skerry.runtime.export.load
-    with pytest.raises(AttributeError, match=r"'skerry.runtime' has no attribute 'lod'"):
-        _ = skerry.runtime.lod  # type: ignore[attr-defined]
+    assert package.load is skerry.runtime.export.load
+    with pytest.raises(AttributeError, match=rf"'{package.__name__}' has no attribute 'lod'"):
+        _ = package.lod
+
+
+def test_package_of_two_folders_is_found_in_both() -> None:
+    assert {Path(folder).parent.name for folder in skerry.__path__} == {"infra", "runtime"}
 
 
 def test_store_engine_is_imported_only_when_its_scheme_is_opened() -> None:

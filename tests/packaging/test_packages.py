@@ -78,7 +78,6 @@ def test_the_wheel_holds_both_packages_their_types_and_nothing_else(wheel: Path)
     packed = {name for name in names if not re.match(r"skerry-[^/]+\.dist-info/", name)}
     assert packed == sources
     assert {"skerry/runtime/py.typed", "skerry/infra/py.typed"} <= packed
-    assert "skerry/__init__.py" not in packed
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
@@ -111,5 +110,5 @@ def test_an_editable_install_imports_both_packages_from_the_checkout(tmp_path: P
     assert run(python, "-c", code, cwd=tmp_path).splitlines() == [str(path) for path in expected]
 
 
-def test_the_namespace_has_no_owner() -> None:
-    assert not list(ROOT.glob("*/skerry/__init__.py"))
+def test_one_source_folder_joins_both() -> None:
+    assert list(ROOT.glob("*/skerry/__init__.py")) == [ROOT / "runtime/skerry/__init__.py"]

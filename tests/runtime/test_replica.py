@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -336,6 +338,18 @@ def test_place_of_the_launcher_is_stored_with_the_start(uri: str) -> None:
         replica.manager()
     key = keys.member("r-0", 0)
     assert Member.parse(store.read(key) or b"", key).place == Place(cloud="aws", machine="g6e.xlarge")
+
+
+def test_start_names_its_programs_and_its_code(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = create_run(uri)
+    monkeypatch.setenv("SKERRY_CODE", "c" * 64)
+    with connect(variables(uri)) as replica:
+        replica.manager()
+    key = keys.member("r-0", 0)
+    software = Member.parse(store.read(key) or b"", key).software
+    assert software is not None
+    assert (software.python, software.code) == (platform.python_version(), "c" * 64)
+    assert (software.torch, software.skerry) == (metadata.version("torch"), metadata.version("skerry"))
 
 
 def test_prefix_without_a_run_is_invalid_with_a_hint(uri: str) -> None:

@@ -26,7 +26,7 @@ REPLICAS = "SKERRY_REPLICAS"
 
 # Also read by `skerry-replica run` in a container; a script that is started by hand needs none of them.
 CODE = "SKERRY_CODE"
-"""sha256 of the packed training code in the run's store; unset: the code in the image."""
+"""sha256 of the packed training code, which a container unpacks from the run's store; unset: that of the image."""
 COMMAND = "SKERRY_COMMAND"
 """The command to run, as a JSON list of words."""
 RANKS = "SKERRY_RANKS"

@@ -25,6 +25,7 @@ from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.events import log_to_stderr
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.read_software import read_software
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
@@ -149,6 +150,7 @@ class ObjectStoreManager:
             retention=retention or Retention(),
             max_norm=max_norm,
             place=place,
+            software=read_software(os.environ),
         )
         log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())

@@ -111,19 +111,23 @@ class _Rows:
 
     def step(self, rows_S: Tensor, bytes_SBT: Tensor, groups_S: Tensor) -> None:
         """An AdamW step of these rows; the moments of the others stay. groups_S: rows of a group share gradients."""
-        params_SN, lr_S1 = self.params_SN[rows_S], self._lr_S1[rows_S]
+        # Views where all rows take the step: copies would be a fifth of its time.
+        rows = slice(None) if len(rows_S) == len(self.params_SN) else rows_S
+        params_SN, mean_SN, square_SN = self.params_SN[rows], self._mean_SN[rows], self._square_SN[rows]
+        lr_S1, count_S1 = self._lr_S1[rows], self._count_S1[rows] + 1
         gradient_SN = self._gradient(params_SN, bytes_SBT)
-        groups, number_S = groups_S[rows_S].unique(return_inverse=True)
+        groups, number_S = groups_S[rows].unique(return_inverse=True)
         if len(groups) < len(rows_S):
             sums = torch.zeros(len(groups), gradient_SN.shape[1]).index_add_(0, number_S, gradient_SN)
             gradient_SN = (sums / torch.bincount(number_S)[:, None])[number_S]
-        count_S1 = self._count_S1[rows_S] + 1
-        mean_SN = self._mean_SN[rows_S].lerp_(gradient_SN, 1 - BETAS[0])
-        square_SN = self._square_SN[rows_S].mul_(BETAS[1]).addcmul_(gradient_SN, gradient_SN, value=1 - BETAS[1])
+        mean_SN.lerp_(gradient_SN, 1 - BETAS[0])
+        square_SN.mul_(BETAS[1]).addcmul_(gradient_SN, gradient_SN, value=1 - BETAS[1])
         scale_SN = (square_SN / (1 - BETAS[1] ** count_S1)).sqrt_().add_(EPSILON)
-        params_SN = params_SN * (1 - lr_S1 * DECAY) - lr_S1 * mean_SN / (1 - BETAS[0] ** count_S1) / scale_SN
-        self.params_SN[rows_S], self._mean_SN[rows_S], self._square_SN[rows_S] = params_SN, mean_SN, square_SN
-        self._count_S1[rows_S] = count_S1
+        scale_SN.mul_((1 - BETAS[0] ** count_S1) / lr_S1)
+        params_SN.mul_(1 - lr_S1 * DECAY).addcdiv_(mean_SN, scale_SN, value=-1.0)
+        self._count_S1[rows] = count_S1
+        if rows is rows_S:
+            self.params_SN[rows], self._mean_SN[rows], self._square_SN[rows] = params_SN, mean_SN, square_SN
 
     def losses(self, params_SN: Tensor, bytes_BT: Tensor) -> Tensor:
         """The loss of each row on the same batch."""

@@ -375,6 +375,13 @@ def test_each_damage_gives_one_finding(log: Log, name: str) -> None:
     assert_findings(log.examine(), expected)
 
 
+def test_mix_of_versions_is_a_warning_and_names_the_replicas(log: Log) -> None:
+    for slot, torch in (("a-0", "2.13.0+cpu"), ("a-1", "2.12.1"), ("a-2", "2.13.0+cpu")):
+        log.change(keys.member(slot, 0), software={"torch": torch, "code": "c" * 64})
+    text = "replicas run different versions of torch: 2.13.0+cpu in a-0, a-2; 2.12.1 in a-1"
+    assert_findings(log.examine(), Expected("mixed-versions", None, "a-1", text, severity="warning"))
+
+
 @pytest.mark.parametrize(
     "key",
     [

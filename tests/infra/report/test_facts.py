@@ -13,7 +13,7 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page
-from skerry.runtime.log.records import GENESIS, Telemetry
+from skerry.runtime.log.records import GENESIS, Software, Telemetry
 from skerry.runtime.log.round_summary import EXPOSED
 from skerry.runtime.log.run_record import Settings
 
@@ -232,6 +232,18 @@ def test_changed_settings_and_code_are_named_by_round() -> None:
     facts = small.facts(settings=RunSettings(first=run, changes=(change,)), codes=codes)
     assert facts.changes == ("from round 10 on: outer_lr 0.7 to 0.5 (by me, today)",)
     assert [(code.digest[0], code.replicas) for code in facts.codes] == [("a", ((small.slots, "0-39"),)), ("b", ())]
+
+
+def test_versions_and_code_are_those_that_the_starts_name() -> None:
+    small = SmallRun(kill=("west-1", 10, 22))
+    history = small.sources().history
+    before, after = Software(torch="2.12.1", code="a" * 64), Software(torch="2.13.0", code="b" * 64)
+    starts = tuple(replace(start, software=after if start.incarnation else before) for start in history.starts)
+    facts = small.facts(history=replace(history, starts=starts), codes=[("a" * 64, BEGAN - 10.0)])
+    assert facts.versions == (("torch", f"2.12.1: {', '.join(small.slots)}; 2.13.0: west-1"),)
+    code = {code.digest[0]: code for code in facts.codes}
+    assert (code["b"].replicas, code["b"].uploaded_at, code["b"].guessed) == (((("west-1",), "23-39"),), None, False)
+    assert "does not name the code of a start" not in page(facts)
 
 
 def test_code_is_that_of_the_starts_after_its_upload() -> None:

@@ -241,6 +241,8 @@ def test_start_that_fails_early_is_recorded_with_its_place(container: ContainerS
     key = keys.member(container.outcome().slot, 0)
     member = Member.parse(open_store(container.uri).read(key) or b"", key)
     assert (exit_code, member.place) == (20, Place(cloud="aws"))
+    assert member.software is not None
+    assert member.software.code == "0" * 64
 
 
 def test_missing_code_ends_with_permanent(container: ContainerStarts) -> None:

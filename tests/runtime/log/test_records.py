@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from tests.kit.records import commit
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log.read_software import read_software
 from skerry.runtime.log.records import (
     GENESIS,
     MAX_RECORD_BYTES,
@@ -66,6 +68,13 @@ def test_member_without_place_has_the_bytes_of_old_logs() -> None:
     assert (member.place, member.to_bytes()) == (None, text.encode())
     placed = member.model_copy(update={"place": Place(cloud="aws", region="us-east-1", spot=True)})
     assert Member.parse(placed.to_bytes(), "members/a/000000.json") == placed
+
+
+def test_versions_of_a_start_are_short_and_from_no_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", {"skerry": "1" * 5000}.__getitem__)
+    monkeypatch.setattr(metadata, "PackageNotFoundError", KeyError)
+    software = read_software({"SKERRY_CODE": "no digest"})
+    assert (software.skerry, software.torch, software.code) == ("1" * 64, None, None)
 
 
 def test_place_is_read_back_from_the_launchers_variable() -> None:

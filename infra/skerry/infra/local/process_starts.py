@@ -18,6 +18,7 @@ from skerry.infra.local import leash
 from skerry.infra.local.replica_inputs import ReplicaInputs
 from skerry.infra.local.replica_starts import ReplicaStart, ReplicaStarts
 from skerry.infra.run.executor import Ending
+from skerry.runtime.contract import CODE
 from skerry.runtime.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -34,12 +35,16 @@ _SKERRY: Final = "SKERRY_"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """Options of every process of a run. environment: inherited, except for SKERRY_* variables. inputs: by slot."""
+    """Options of every process of a run. environment: inherited, except for SKERRY_* variables. inputs: by slot.
+
+    code: the digest of the packed code that `folder` holds; None for a folder that may change.
+    """
 
     run_uri: str
     replicas: Sequence[ReplicaSlot]
     folder: Path
     environment: Mapping[str, str]
+    code: str | None = None
     inputs: Mapping[str, ReplicaInputs] = field(default_factory=dict[str, "ReplicaInputs"])
 
 
@@ -102,6 +107,7 @@ class ProcessStarts(ReplicaStarts[_ProcessStart]):
     def spawn(self, replica: ReplicaSlot, attempt: int, leash_end: int) -> subprocess.Popen[bytes]:
         """Start the leash of a replica. Raises OSError if the machine cannot start a process."""
         own = self._options.inputs.get(replica.slot, ReplicaInputs()).variables
+        code = {} if self._options.code is None else {CODE: self._options.code}
         inherited = {name: text for name, text in self._options.environment.items() if not name.startswith(_SKERRY)}
         with self._workspace.log_file(replica.slot, attempt).open("ab") as log:
             return subprocess.Popen(  # noqa: S603  the command is the user's own, from the spec
@@ -111,7 +117,7 @@ class ProcessStarts(ReplicaStarts[_ProcessStart]):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._options.folder,
-                env={**inherited, "PYTHONUNBUFFERED": "1", **self._variables(replica), **own},
+                env={**inherited, "PYTHONUNBUFFERED": "1", **self._variables(replica), **code, **own},
                 start_new_session=True,
             )
 

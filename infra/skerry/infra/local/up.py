@@ -234,7 +234,12 @@ def _starts_for(
         return lambda on_end: ContainerStarts(docker, workspace, on_end, engine)
     folder = workspace.code_folder(code)
     local = ProcessOptions(
-        run_uri=spec.run_uri, replicas=spec.replica_slots, folder=folder, environment=environment, inputs=inputs
+        run_uri=spec.run_uri,
+        replicas=spec.replica_slots,
+        folder=folder,
+        environment=environment,
+        code=code,
+        inputs=inputs,
     )
     return lambda on_end: ProcessStarts(local, workspace, on_end)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
-    from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place
+    from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Software
     from skerry.runtime.store import Store
 
 __all__ = ["Part", "ReplicaRound", "RoundHistory", "RunHistory", "Start", "build_history", "read_history"]
@@ -35,7 +35,7 @@ R = TypeVar("R", Contribution, Decision, Receipt)
 class Start:
     """One start of a replica. ended_at: None without a record of its end; times are by the store's clock.
 
-    place: None in old logs, and of replicas that were started by hand.
+    place: None in old logs, and of replicas that were started by hand. software: None in old logs.
     """
 
     slot: str
@@ -45,6 +45,7 @@ class Start:
     place: Place | None
     host: str
     outcome: Outcome | None
+    software: Software | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,7 @@ def _start(member: StoredRecord[Member], outcome: StoredRecord[Outcome] | None) 
         place=member.record.place,
         host=member.record.host,
         outcome=None if outcome is None else outcome.record,
+        software=member.record.software,
     )
 
 

@@ -59,6 +59,7 @@ class StartReader:
                 place=member.place,
                 host=member.host,
                 outcome=None,
+                software=member.software,
             )
         outcomes = self._listed(keys.OUTCOMES)
         newest = dict(sorted(outcomes))

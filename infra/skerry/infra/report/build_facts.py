@@ -19,7 +19,7 @@ from skerry.runtime.failure_text import shortened
 from skerry.runtime.log.run_record import codec_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.history import RunHistory, Start
@@ -120,7 +120,7 @@ def build_facts(sources: Sources) -> ReportFacts:
         settings=_settings(sources.settings.first, history.uri),
         changes=tuple(_changes(sources.settings)),
         codes=_codes(sources.codes, history),
-        versions=sources.versions,
+        versions=(*_versions(history.starts), *sources.versions),
         hardware=_hardware(history.starts),
         findings=sources.findings,
         differing=tuple(
@@ -321,24 +321,47 @@ def _changes(settings: RunSettings) -> list[str]:
 
 
 def _codes(codes: Sequence[tuple[str, float]], history: RunHistory) -> tuple[Code, ...]:
-    """The codes in the order of their uploads, each with the replicas and rounds of the starts after it."""
+    """The codes in the order of their uploads, each with the replicas and rounds of the starts that ran it."""
     ordered = sorted(codes, key=lambda item: item[1])
     times = [uploaded_at for _, uploaded_at in ordered]
-    code_of = {(start.slot, start.incarnation): bisect_right(times, start.began_at) - 1 for start in history.starts}
-    rounds: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    code_of: dict[tuple[str, int], str] = {}
+    guessed: set[str] = set()
+    for start in history.starts:
+        named = None if start.software is None else start.software.code
+        newest = bisect_right(times, start.began_at) - 1
+        if named is None and start.software is None and newest >= 0:
+            named = ordered[newest][0]
+            guessed.add(named)
+        if named is not None:
+            code_of[start.slot, start.incarnation] = named
+    rounds: defaultdict[str, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for item in history.rounds:
         for replica in item.replicas:
-            if replica.in_average and replica.incarnation is not None:
-                code = code_of.get((replica.slot, replica.incarnation), -1)
+            code = code_of.get((replica.slot, -1 if replica.incarnation is None else replica.incarnation))
+            if replica.in_average and code is not None:
                 rounds[code][replica.slot].append(item.round)
+    uploads: dict[str, float | None] = {**dict.fromkeys(code_of.values()), **dict(ordered)}
     result: list[Code] = []
-    for number, (digest, uploaded_at) in enumerate(ordered):
+    for digest in sorted(uploads, key=lambda digest: uploads[digest] or 0.0):
         alike: defaultdict[str, list[str]] = defaultdict(list)
-        for slot, numbers in rounds[number].items():
+        for slot, numbers in rounds[digest].items():
             alike[ranges(numbers)].append(slot)
         replicas = tuple((tuple(slots), text) for text, slots in alike.items())
-        result.append(Code(digest=digest, uploaded_at=uploaded_at, replicas=replicas))
+        result.append(Code(digest=digest, uploaded_at=uploads[digest], replicas=replicas, guessed=digest in guessed))
     return tuple(result)
+
+
+def _versions(starts: Sequence[Start]) -> Iterator[tuple[str, str]]:
+    """The versions of each program in the starts of the replicas; with their slots where there are several."""
+    for name, program in (("torch", "torch"), ("skerry", "skerry"), ("python", "Python")):
+        slots: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for start in starts:
+            if version := getattr(start.software, name, None):
+                slots[version][start.slot] = None
+        if len(slots) == 1:
+            yield program, next(iter(slots))
+        elif slots:
+            yield program, "; ".join(f"{version}: {', '.join(names)}" for version, names in slots.items())
 
 
 def _hardware(starts: Sequence[Start]) -> tuple[Hardware, ...]:

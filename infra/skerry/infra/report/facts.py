@@ -173,13 +173,16 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A packed code folder. uploaded_at: first time, since the epoch. replicas: slots, and the rounds with work of them
-    by starts that began when this code was the newest.
+    """A packed code folder. uploaded_at: first time, since the epoch; None if the bucket does not have it.
+
+    replicas: slots, and the rounds with work of them by starts that ran it. guessed: some of these starts are of an old
+    log, which does not name their code: they count for the newest at their beginning.
     """
 
     digest: str
-    uploaded_at: float
+    uploaded_at: float | None
     replicas: tuple[tuple[tuple[str, ...], str], ...]
+    guessed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -290,15 +290,16 @@ def _settings(facts: ReportFacts) -> Iterator[str]:
             (
                 "; ".join(f"{', '.join(slots)}: {rounds}" for slots, rounds in code.replicas) or "none",
                 code.digest,
-                _moment(code.uploaded_at) if code.uploaded_at else "unknown",
+                _moment(code.uploaded_at) if code.uploaded_at else "not in the bucket",
             )
             for code in facts.codes
         ]
         yield table(("replicas: rounds", "sha256", "first uploaded"), rows, numbers=set(), wide={0, 1})
-        yield (
-            '<p class="dim">The log does not name the code of a start: counted is the code that was the newest when it '
-            "began. A return to older code is not seen.</p>"
-        )
+        if any(code.guessed for code in facts.codes):
+            yield (
+                '<p class="dim">The log of an older skerry does not name the code of a start: counted is the code '
+                "that was the newest when it began.</p>"
+            )
     else:
         yield "<p>No packed code in the bucket: the image has it.</p>"
     yield "<h3>Versions</h3>"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.container.process_tree import ProcessResult
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import Place
+    from skerry.runtime.log.records import Place, Software
 
 # SageMaker shows this much of the file as FailureReason.
 _FAILURE_FILE_CHARACTERS: Final = 1024
@@ -103,12 +103,15 @@ class OutcomeRecorder:
     That is the newest incarnation claimed from this host since the recorder was made.
     """
 
-    def __init__(self, log: RunLog, slot: str, clock: Clock, place: Place | None = None) -> None:
-        """Note the slot's newest incarnation before this start. place: of it. Raises what the store raises."""
+    def __init__(
+        self, log: RunLog, slot: str, clock: Clock, place: Place | None = None, software: Software | None = None
+    ) -> None:
+        """Note the slot's newest incarnation before this start. The rest is of it. Raises what the store raises."""
         self._log = log
         self._slot = slot
         self._clock = clock
         self._place = place
+        self._software = software
         self._before = self._newest()
 
     def read(self) -> Outcome | None:
@@ -175,6 +178,7 @@ class OutcomeRecorder:
                 process=os.getpid(),
                 created=self._clock.utc_text(),
                 place=self._place,
+                software=self._software,
             )
             if self._log.create(keys.member(self._slot, number), member).record.nonce == member.nonce:
                 return number

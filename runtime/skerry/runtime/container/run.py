@@ -33,9 +33,10 @@ from skerry.runtime.container.outcome import (
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 from skerry.runtime.container.secrets import fetch_secrets
-from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
+from skerry.runtime.contract import CODE, STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import RunLog, read_run
+from skerry.runtime.log.read_software import read_software
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
             tree.leash(0)
         job = detect_job(environment, ml)
         settings = read_settings(environment, arguments, ml)
+        if settings.code is not None:  # SageMaker may have given it as a parameter
+            environment[CODE] = settings.code
     except SkerryError as error:
         return _end(decide_exit_for_error(error), None, ml)
     _log(f"{job}; {_resources(environment)}")
@@ -161,7 +164,8 @@ def _prepare(
         raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
     contract = resolve_contract(settings, job, run.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
-    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place)
+    software = read_software(environment)
+    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software)
     left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
     folder = Path.cwd()
     try:

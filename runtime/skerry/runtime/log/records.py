@@ -34,6 +34,7 @@ MAX_RECORD_BYTES = 4 << 20
 _LISTED_FIELDS = 1000
 _NAMED_FIELDS = 5
 _QUOTED_CHARACTERS = 120
+VERSION_CHARACTERS = 64
 GENESIS = "0" * 64
 """The digest that the first round's records name as the previous commit."""
 
@@ -42,6 +43,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Version = Annotated[str, Field(min_length=1, max_length=VERSION_CHARACTERS)]
 Uri = Annotated[str, Field(min_length=1, max_length=2048)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -151,10 +153,22 @@ class Place(Record):
         raise Invalid(f'{wrong}; write {{"cloud": "aws", "region": "us-east-1"}}, or leave it out')
 
 
+class Software(Record):
+    """The programs of one start: their versions, and `code`, the digest of the packed training code. For people.
+
+    None: not installed, not packed, or not known.
+    """
+
+    python: Version | None = None
+    skerry: Version | None = None
+    torch: Version | None = None
+    code: Sha256 | None = None
+
+
 class Member(Extended):
     """One start of a replica in its slot; the highest incarnation owns the slot.
 
-    place: as its launcher describes it; None, and absent from the bytes, if it does not.
+    place: as its launcher describes it. software: of the replica's process. None, and absent from the bytes: not known.
     """
 
     run: Nonce
@@ -165,7 +179,8 @@ class Member(Extended):
     process: Count
     created: str
     place: Place | None = None
-    ADDED = ("place",)
+    software: Software | None = None
+    ADDED = ("place", "software")
 
 
 class Abstention(Record):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import MirrorState, Place
+    from skerry.runtime.log.records import MirrorState, Place, Software
     from skerry.runtime.store import Entry
 
 
@@ -68,11 +68,20 @@ class Presence:
 
     _is_last: bool = False  # the last heartbeat is fixed
 
-    def __init__(self, log: RunLog, clock: Clock, slot: str, interval_s: float, place: Place | None = None) -> None:
-        """Claim the next incarnation of `slot`. interval_s: between two heartbeats. place: of this process."""
+    def __init__(
+        self,
+        log: RunLog,
+        clock: Clock,
+        slot: str,
+        interval_s: float,
+        place: Place | None = None,
+        software: Software | None = None,
+    ) -> None:
+        """Claim the next incarnation of `slot`. interval_s: between two heartbeats. The rest: of this process."""
         self.slot = check_slot(slot)
         self._place = place
         self.region = None if place is None else place.region
+        self._software = software
         self._log = log
         self._clock = clock
         self._interval_s = interval_s
@@ -231,6 +240,7 @@ class Presence:
                 process=os.getpid(),
                 created=self._clock.utc_text(),
                 place=self._place,
+                software=self._software,
             )
             if self._log.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
                 return incarnation

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Codec, Phase, Place, Reduction
+    from skerry.runtime.log.records import Codec, Phase, Place, Reduction, Software
     from skerry.runtime.log.run_record import CodecSetting
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
@@ -44,7 +44,7 @@ class SessionOptions:
     """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
     max_norm: this replica contributes nothing above it; None: all that is finite. propose_delay_s: how much longer each
-    further replica waits before it proposes a decision, too; None chooses by the store. place: for people.
+    further replica waits before it proposes a decision, too; None chooses by the store. place, software: for people.
     """
 
     min_replicas: int
@@ -59,6 +59,7 @@ class SessionOptions:
     propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
     place: Place | None = None
+    software: Software | None = None
     roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
 
     def __post_init__(self) -> None:
@@ -162,7 +163,11 @@ def join_run(
     opened = opened.with_deadline(terms.deadline_s, stop)
     log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = Presence(log, clock, slot, heartbeat_s, terms.place) if group.rank == 0 else FollowerPresence(slot)
+    presence = (
+        Presence(log, clock, slot, heartbeat_s, terms.place, terms.software)
+        if group.rank == 0
+        else FollowerPresence(slot)
+    )
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)

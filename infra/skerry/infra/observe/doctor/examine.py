@@ -15,6 +15,7 @@ from skerry.infra.observe.doctor.check_averages import check_averages
 from skerry.infra.observe.doctor.check_participation import check_participation
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.check_roll_ups import check_roll_ups, read_roll_ups
+from skerry.infra.observe.doctor.check_versions import check_versions
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
@@ -43,6 +44,7 @@ _CHECKS: Final = (
     check_stored_objects.check_orphans,
     check_stored_objects.check_checkpoints,
     check_participation,
+    check_versions,
 )
 _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 

@@ -40,6 +40,7 @@ Kind: TypeAlias = Literal[
     "damaged-roll-up",
     "missing-in-rounds",  # a replica without a contribution in the average of some rounds
     "often-cut-short",  # a replica whose rounds the others often ended early
+    "mixed-versions",  # replicas whose last starts run different programs
     "crashed",  # starts of a replica that ended with an error, or were killed; it missed no round
 ]
 
@@ -76,6 +77,7 @@ NEXT: Final[Mapping[Kind, str]] = {
     "damaged-roll-up": "nothing; readers read the single records, which takes longer; delete it to end this warning",
     "missing-in-rounds": "read its log of these rounds (`skerry logs --replica SLOT`); the average lacks its data",
     "often-cut-short": SLOW,
+    "mixed-versions": "give all replicas the same packages (`image`) and code, and restart those that differ",
     "crashed": "read its log (`skerry logs --replica SLOT`): each restart repeats training since its last checkpoint",
 }
 
