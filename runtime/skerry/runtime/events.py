@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
     "averages_differ",  # a commit names another average than this replica holds: receipts tell which is right
-    "always_late",  # several rounds in a row closed without this replica: give it a smaller sync_every
+    "always_late",  # several rounds in a row closed without this replica: raise faults.grace, or upload less
     "artifact_saved",
     "catch_up_missing",  # the script never calls catch_up, so this replica can neither rejoin at the head nor end early
     "caught_up",  # this replica followed the log to its head

@@ -55,6 +55,6 @@ def test_runs_below_a_store_are_listed_with_their_states(fleet: Fleet, tmp_path:
 def test_status_and_destroy_take_the_uri_of_a_run(fleet: Fleet) -> None:
     assert "2 of 8 rounds" in skerry("status", fleet.store.uri).stdout
     logs = skerry("logs", fleet.store.uri)
-    assert (logs.exit_code, "name the spec" in logs.output) == (2, True)
+    assert (logs.exit_code, "go to the folder of its spec" in logs.output) == (1, True)
     assert skerry("destroy", fleet.store.uri, "--yes").exit_code == 0
     assert fleet.store.list(keys.COMMITS) == []

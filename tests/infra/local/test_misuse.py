@@ -103,6 +103,8 @@ def test_replica_with_another_shape_fails_and_asks_for_the_model(tmp_path: Path)
 def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
     assert " INFO joined" in skerry("logs", ended.spec, "--replica", "a-0", "-v").output
     assert skerry("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
+    uri = (ended.spec.parent / "store/test-run").as_uri()
+    assert skerry("logs", uri, "--replica", "a-0").output == "[a-0] a-0 is done\n"
 
 
 def two_folders(tmp_path: Path, *behaviour: str, code: Path = STANDIN) -> tuple[list[Path], list[str]]:

@@ -188,6 +188,18 @@ def test_second_pin_of_a_round_is_a_conflict(store: DirectoryStore) -> None:
     assert [pin.reason for pin in checkpoint_pins.pins(store, run_of(store))] == ["the first"]
 
 
+def test_pin_of_a_round_alone_is_of_the_run_of_this_folder(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_spec(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "round 3" in output_of("pin", 3)
+    assert "round 3" in output_of("pin", "--list")
+    output_of("unpin", 3)
+    assert store.list(keys.PINS) == []
+    assert skerry("unpin").exit_code == 2
+
+
 def test_unpin_of_an_unpinned_round_is_an_error(store: DirectoryStore) -> None:
     assert error_of("unpin", store.uri, 2) == f"round 2 is not pinned at {store.uri}; no round is pinned\n"
     output_of("pin", store.uri, 3)

@@ -62,6 +62,7 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.run import checkpoint_pins, code_archive, local_preflight, run_record
 from skerry.infra.spec import model
+from skerry.infra.spec.store_uri import FILE
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
 
 STATUS_DEADLINE_S = 20.0
 _FOLLOW_S = 0.25
+# Folders above a run in a folder of this machine, one of which may have its spec: .skerry/store/my-run is usual.
+_NEAR = 3
 
 app = typer.Typer(
     name="skerry",
@@ -297,7 +300,7 @@ def doctor(
 
 @app.command()
 def pin(
-    run: RunName,
+    run: RunName = str(DEFAULT_SPEC),
     round_number: Annotated[int | None, typer.Argument(metavar="ROUND", min=0, show_default=False)] = None,
     overrides: Overrides = None,
     *,
@@ -307,8 +310,9 @@ def pin(
 ) -> None:
     """Keep a round's checkpoint until it is unpinned; or list the pins."""
     with errors_as_exit_codes(as_json=as_json):
+        run, round_number = _run_and_round(run, round_number)
         if show == (round_number is not None) or (show and reason):
-            raise Invalid("name the round to pin: skerry pin RUN 120; or list the pins: skerry pin RUN --list")
+            raise Invalid("name the round to pin: skerry pin 120; or list the pins: skerry pin --list")
         store, record = _open_run(run, overrides or ())
         if round_number is None:
             pinned = checkpoint_pins.pins(store, record)
@@ -322,14 +326,17 @@ def pin(
 
 @app.command()
 def unpin(
-    run: RunName,
-    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=0)],
+    run: RunName = str(DEFAULT_SPEC),
+    round_number: Annotated[int | None, typer.Argument(metavar="ROUND", min=0, show_default=False)] = None,
     overrides: Overrides = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Unpin a checkpoint: it is deleted with the others of its age."""
     with errors_as_exit_codes(as_json=as_json):
+        run, round_number = _run_and_round(run, round_number)
+        if round_number is None:
+            raise Invalid("name the round to unpin: skerry unpin 120; `skerry pin --list` shows the pinned ones")
         checkpoint = checkpoint_pins.unpin(*_open_run(run, overrides or ()), round_number)
         typer.echo(to_json(checkpoint) if as_json else f"unpinned {checkpoint}")
 
@@ -345,18 +352,13 @@ def logs(
 ) -> None:
     """Print the lines that the replicas wrote."""
     with errors_as_exit_codes():
-        if is_uri(run):
-            raise Invalid(
-                f"the lines of replicas are on the machines that run them, not at {run}; name the spec: "
-                f"skerry logs skerry.yaml; `skerry doctor {run}` shows how each replica ended"
-            )
-        spec = load_spec(run, overrides or ())
-        if spec.deployed:
+        spec = None if is_uri(run) else load_spec(run, overrides or ())
+        if spec is not None and spec.deployed:
             spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(service=CLOUD):
                 deployed_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
-        workspace = Workspace(spec.work_folder)
+        workspace = _workspace_of(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
         tails: dict[Path, LogTail] = {}
         clock = SystemClock()
         while True:
@@ -424,6 +426,24 @@ def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     """The store and the run.json of a run that was started."""
     store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
     return store, run_record.require_settings(store).now
+
+
+def _run_and_round(run: str, round_number: int | None) -> tuple[str, int | None]:
+    """`skerry pin 120` names a round of the run of this folder."""
+    return (str(DEFAULT_SPEC), int(run)) if round_number is None and run.isdecimal() else (run, round_number)
+
+
+def _workspace_of(uri: str) -> Workspace:
+    """The folder that `up` made for the run at a URI, here or beside its store. Raises SkerryError if there is none."""
+    name = _open_run(uri, ())[1].name
+    near = [Path.cwd(), *Path(uri.removeprefix(FILE)).parents[:_NEAR]] if uri.startswith(FILE) else [Path.cwd()]
+    for workspace in (Workspace(folder / model.WORK_FOLDER / name) for folder in near):
+        if workspace.uri == uri:
+            return workspace
+    raise SkerryError(
+        f"no lines of the replicas of {uri} at {Path.cwd()}: go to the folder of its spec on the machine that started "
+        f"it, or name the spec of its jobs; `skerry doctor {uri}` shows how each replica ended"
+    )
 
 
 def _refuse_running(uri: str, *, data: bool) -> None:

@@ -1,5 +1,6 @@
 """The folder of a run on this machine, .skerry/{run}/ beside the spec, and the lock that admits only one `up`.
 
+    uri              the run's own prefix in its store
     lock             held by the `up` that supervises the run on this machine; contains its process id
     processes.json   the replicas that were started and have not been recorded as ended
     code/{digest}/   the unpacked training code
@@ -97,6 +98,18 @@ class Workspace:
         except FileNotFoundError:
             pass
         return None
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of the run that `up` started from this folder last; None if it did not."""
+        try:
+            return (self.folder / "uri").read_text()
+        except FileNotFoundError:
+            return None
+
+    @uri.setter
+    def uri(self, uri: str) -> None:
+        (self.folder / "uri").write_text(uri)
 
     def code_folder(self, digest: str) -> Path:
         """The folder for the code of this digest."""

@@ -122,8 +122,8 @@ class StragglerMonitor:
             f"it has evaluated for {evaluated_s:.0f} s of this round: evaluate on less data or in fewer rounds, or "
             "choose a larger sync_every"
             if evaluated_s
-            else "put evaluation, saving, sampling and profiling within replica.evaluating(); if this replica is "
-            "slower, give it a smaller sync_every"
+            else "put evaluation, saving, sampling and profiling within replica.evaluating(); if its machine is "
+            "slower, its share counts, and a larger faults.grace lets the others wait for the rest"
         )
         why = f"the others wait, and this replica has {share:.0%} of their inner steps, which it contributes; {remedy}"
         emit("round_ended_early", {**fields, "why": why}, level=logging.WARNING)
