@@ -6,21 +6,39 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from common.simulated_rounds import Round, simulate
 from common.stacked import MODEL, RunPlan, Stack, train
 from quality import encoding, interval
+from ruamel.yaml import YAML
 
+from skerry.infra.spec.model import Outer
+from skerry.infra.targets import samples
 from skerry.runtime.protocol.quorum import Grace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OPTIONS = argparse.Namespace(**MODEL)
 STEPS = 3
+ROOT = Path(__file__).parents[2]
 
 
-def whole(replicas: int) -> Round:
-    return Round(closed_s=0.0, steps=(STEPS,) * replicas, weights=(1.0,) * replicas)
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Pieces this small are slower on several threads, and many times slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def whole(replicas: int, steps: int = STEPS) -> Round:
+    return Round(closed_s=0.0, steps=(steps,) * replicas, weights=(1.0,) * replicas)
 
 
 def held_out(model: torch.nn.Module) -> float:
@@ -70,6 +88,30 @@ def test_stack_trains_as_torchs_own_optimizers_do() -> None:
     plans = [RunPlan(name="", seed=seed, rounds=rounds, shards=2, lr=OPTIONS.lr) for seed in (0, 1)]
 
     assert trained_by_stack(*plans) == pytest.approx([trained_by_torch(rounds, seed) for seed in (0, 1)], rel=1e-4)
+
+
+def test_defaults_of_the_spec_beat_a_replica_alone() -> None:
+    """The outer momentum of DiLoCo's paper, 0.9, ends above it: Nesterov has had no time."""
+    outer, rounds, steps = Outer(rounds=15), 15, 10
+    settings = {"rounds": [whole(2, steps)] * rounds, "outer_lr": outer.lr, "outer_momentum": outer.momentum}
+    alone = {"rounds": [whole(1, steps)] * rounds, "synchronous": True}
+    plans = [
+        RunPlan(name="", seed=seed, shards=2, lr=OPTIONS.lr, **fields)  # type: ignore[arg-type]
+        for fields in (settings, alone)
+        for seed in (0, 1)
+    ]
+    together_0, together_1, alone_0, alone_1 = trained_by_stack(*plans)
+
+    assert max(together_0 / alone_0, together_1 / alone_1) < 0.995
+
+
+@pytest.mark.parametrize("kind", sorted(samples()))
+def test_samples_have_the_outer_step_of_the_defaults(kind: str, tmp_path: Path) -> None:
+    spec = tmp_path / "skerry.yaml"
+    spec.write_text(samples()[kind])
+    for path in (spec, ROOT / "infra/examples/quickstart.yaml"):
+        outer = YAML(typ="safe").load(path)["outer"]
+        assert (outer["lr"], outer["momentum"]) == (Outer(rounds=1).lr, Outer(rounds=1).momentum)
 
 
 def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:

@@ -99,9 +99,10 @@ class Outer(Section):
     ] = 0.7
     """Learning rate of the outer optimizer (Nesterov SGD). Can be changed after the start: `skerry extend`."""
     momentum: Annotated[
-        float, Field(ge=0, lt=1, examples=[0.9], json_schema_extra={CHANGED_BY: "skerry extend --outer-momentum"})
-    ] = 0.9
-    """Momentum of the outer optimizer. Can be changed after the start: `skerry extend`."""
+        float, Field(ge=0, lt=1, examples=[0.5], json_schema_extra={CHANGED_BY: "skerry extend --outer-momentum"})
+    ] = 0.5
+    """Momentum of the outer optimizer. In short runs 0.9 is worse than no exchange at all; DiLoCo's paper takes it for
+    long ones. Can be changed after the start: `skerry extend`."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
