@@ -301,6 +301,8 @@ def draw(document: Document, path: Path) -> None:
     FigureCanvasAgg(figure)
     curves, ratios = figure.subplots(1, 2, width_ratios=(1, 1.15))
     for name, (color, line) in CURVES.items():
+        if name not in document.arms:
+            continue
         arm = document.arms[name]
         curves.plot(arm.tokens, arm.curve, line, color=color, marker=".", label=name, linewidth=1.6)
     curves.set(

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from skerry.runtime.training.resumable_round import PartialRound
 
 _MISSED_ROUNDS = 3
+_ALWAYS_LATE = (
+    "late for {} rounds in a row: no average has its work; raise faults.grace by the time that it comes after the "
+    "others; encoding and upload take {:.1f} s of it: if that is most, choose a codec of fewer bits"
+)
 
 
 class AppliedSettings(NamedTuple):
@@ -347,12 +351,8 @@ class RoundRunner:
             self._missed += 1
             if self._missed == _MISSED_ROUNDS and self._train.rank == 0:
                 fields = {"round": self._log_follower.position.round - 1, "slot": self._session.presence.slot}
-                why = (
-                    f"late for {_MISSED_ROUNDS} rounds in a row: no average has its work; raise faults.grace by the "
-                    "time that it comes after the others; encoding and upload take "
-                    f"{self.upload_s:.1f} s of it: if that is most, choose a codec of fewer bits"
-                )
-                emit("always_late", {**fields, "why": why}, level=logging.WARNING)
+                fields["why"] = _ALWAYS_LATE.format(_MISSED_ROUNDS, self.upload_s)
+                emit("always_late", fields, level=logging.WARNING)
 
     def _may_be_late(self) -> bool:
         """False where a replica is left out for another reason, or cannot end its rounds early."""
