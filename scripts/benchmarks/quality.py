@@ -328,7 +328,7 @@ def draw(document: Document, path: Path) -> None:
         panel.set_axisbelow(True)
     o = document.options
     figure.suptitle(
-        f"4 replicas, {o['rounds']} rounds of {o['sync_every']} steps, {o['seeds']} paired seeds, 95 % intervals",
+        f"4 replicas, {o['rounds']:g} rounds of {o['sync_every']:g} steps, {o['seeds']:g} paired seeds, 95 % intervals",
         fontsize=10,
     )
     figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from common.simulated_rounds import Round, simulate
 from common.stacked import MODEL, RunPlan, Stack, train
-from quality import encoding, interval
+from pydantic import TypeAdapter
+from quality import Document, compare, encoding, interval
 from ruamel.yaml import YAML
 
 from skerry.infra.spec.model import Outer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 OPTIONS = argparse.Namespace(**MODEL)
 STEPS = 3
+BLOCKS = ("bf16", "int8", "int4", "int2")
 ROOT = Path(__file__).parents[2]
 
 
@@ -150,6 +152,21 @@ def test_encoding_is_the_bits_that_the_other_replicas_read() -> None:
 
     assert torch.equal(encoding("bf16")(delta_N), delta_N.bfloat16().float())
     assert torch.equal(encoding("none")(delta_N), delta_N)
+
+
+def test_readme_and_its_picture_have_the_figures_of_the_results() -> None:
+    """After `scripts/bench quality --results docs/quality.json --plot docs/quality.svg`."""
+    document = TypeAdapter(Document).validate_json((ROOT / "docs/quality.json").read_bytes())
+    readme, picture = ((ROOT / name).read_text().replace("**", "") for name in ("README.md", "docs/quality.svg"))
+    results = {result.arm: result for result in compare(document.arms, "data parallel")}
+
+    assert {len(arm.losses) for arm in document.arms.values()} == {20}
+    assert results.keys() >= {"one process", "skerry", "kills", "one replica"} | {f"codec {name}" for name in BLOCKS}
+    assert max(results[name].high for name in results if name not in {"one replica", "kills"}) <= 1.05
+    for name, result in results.items():
+        assert f"{result.ratio:.3f}" in picture
+        if name != "data parallel":
+            assert f"{result.ratio:.3f} ({result.low:.3f} to {result.high:.3f})" in readme, name
 
 
 def test_interval_has_the_mean_in_it() -> None:
