@@ -438,7 +438,7 @@ def _workspace_of(uri: str) -> Workspace:
     name = _open_run(uri, ())[1].name
     near = [Path.cwd(), *Path(uri.removeprefix(FILE)).parents[:_NEAR]] if uri.startswith(FILE) else [Path.cwd()]
     for workspace in (Workspace(folder / model.WORK_FOLDER / name) for folder in near):
-        if workspace.uri == uri:
+        if workspace.uri_file.is_file() and workspace.uri_file.read_text() == uri:
             return workspace
     raise SkerryError(
         f"no lines of the replicas of {uri} at {Path.cwd()}: go to the folder of its spec on the machine that started "

@@ -158,7 +158,7 @@ def launch(
         # Those of this folder are dead by now: its lock is held, and what was left over is killed.
         if continued and (live := live_replicas(store, run, clock, slots)):
             ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
-        workspace.uri = spec.run_uri
+        workspace.uri_file.write_text(spec.run_uri)
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)
         if not folder.exists():

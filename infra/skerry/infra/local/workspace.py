@@ -63,6 +63,7 @@ class Workspace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.uri_file = folder / "uri"
         self._guard = threading.Lock()
 
     @contextlib.contextmanager
@@ -98,18 +99,6 @@ class Workspace:
         except FileNotFoundError:
             pass
         return None
-
-    @property
-    def uri(self) -> str | None:
-        """The URI of the run that `up` started from this folder last; None if it did not."""
-        try:
-            return (self.folder / "uri").read_text()
-        except FileNotFoundError:
-            return None
-
-    @uri.setter
-    def uri(self, uri: str) -> None:
-        (self.folder / "uri").write_text(uri)
 
     def code_folder(self, digest: str) -> Path:
         """The folder for the code of this digest."""
