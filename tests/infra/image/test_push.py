@@ -50,6 +50,15 @@ def test_only_images_of_groups_are_pushed() -> None:
     assert repositories(listed) == {ECR: ("replicas[0].image", "replicas[1].image"), GOOGLE: ("replicas[2].image",)}
 
 
+@pytest.mark.parametrize(
+    "image",
+    ["hf.co/spaces/acme/skerry", "docker://ghcr.io/acme/skerry:1", "images/skerry.sif", "/shared/images/skerry.sif"],
+)
+def test_images_outside_registries_are_not_pushed(image: str) -> None:
+    listed = model.load(MIXED, targets.kinds()).spec.model_copy(update={"image": image})
+    assert repositories(listed) == {GOOGLE: ("replicas[2].image",)}
+
+
 def test_dry_run_prints_every_override_without_an_engine() -> None:
     ended = CliRunner().invoke(app, ["image", "ship", str(MIXED), "--dry-run"])
     assert (ended.exit_code, ended.stdout.splitlines()) == (

@@ -62,16 +62,20 @@ def push(
 def repositories(spec: Spec) -> Mapping[str, tuple[str, ...]]:
     """The repositories of the images of a spec's replicas, each with the spec fields that name it. Pure.
 
-    An image that is a file is in no repository.
+    An image that is a file, a Space or the URI of another kind of place is in no repository that can be pushed to.
     """
     fields_of: dict[str, tuple[str, ...]] = {}
     for index, group in enumerate(spec.replicas):
         field = "image" if group.image is None else text_of(("replicas", index, "image"))
         image = group.image or spec.image
-        if image is not None and not image.startswith("/"):
+        if image is not None and not _is_elsewhere(image):
             repository = repository_of(image)
             fields_of[repository] = tuple(dict.fromkeys((*fields_of.get(repository, ()), field)))
     return fields_of
+
+
+def _is_elsewhere(image: str) -> bool:
+    return "://" in image or image.startswith(("/", "hf.co/spaces/")) or image.endswith(".sif")
 
 
 def pins(spec: Spec, references: Mapping[str, str]) -> tuple[str, ...]:
