@@ -19,11 +19,19 @@ BATCH = "  - {name: b, count: 2, target: {kind: aws_batch, region: us-east-1, in
 CLUSTER = "  - {name: k, count: 2, target: {kind: kubernetes, secret: keys}}\n"
 
 
-def cost_of(folder: Path, to: str = "gs://acme-dr/runs", *, groups: str = BATCH, **line: Any) -> MirrorCost:
+def cost_of(
+    folder: Path,
+    to: str = "gs://acme-dr/runs",
+    *,
+    groups: str = BATCH,
+    rounds: str = "40",
+    region: str = "us-west-2",
+    **line: Any,
+) -> MirrorCost:
     """A mirror of a run of a billion parameters, 40 rounds and two replicas, that sends float32."""
-    path = write_spec(folder, groups, store="s3://acme/runs", image="x", outer="{rounds: 40, codec: none}")
+    path = write_spec(folder, groups, store="s3://acme/runs", image="x", outer=f"{{rounds: {rounds}, codec: none}}")
     spec = ground_from(path).spec
-    place = ("google", "us-central1") if to.startswith("gs") else ("aws", "us-west-2")
+    place = ("google", "us-central1") if to.startswith("gs") else ("aws", region)
     route = route_of(f"{to}/tiny", FurtherPlace(to=to, **line), place, spec.replicas, None)
     volume = Volume(
         spec=spec, parameters=1e9, region="us-east-1", groups=(MachineGroup(name="b", count=2, region="us-east-1"),)
@@ -50,6 +58,12 @@ def test_limit_names_the_round_at_which_copying_ends(tmp_path: Path) -> None:
     limited = cost_of(tmp_path, every=10, max_usd=2.4 * price.usd * 5.5)
     assert limited.in_words.endswith("after 5 rounds")
     assert limited.route.problem is None
+
+
+def test_limit_of_free_traffic_in_an_endless_run_is_never_reached(tmp_path: Path) -> None:
+    free = cost_of(tmp_path, "s3://acme-dr/runs", region="us-east-1", rounds="null", max_usd=5)
+    assert free.per_round.usd == 0
+    assert free.in_words == "$0.00 a copy, free"
 
 
 def test_unknown_price_is_no_zero_and_makes_a_limit_a_problem(tmp_path: Path) -> None:

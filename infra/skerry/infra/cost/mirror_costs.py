@@ -117,6 +117,8 @@ class MirrorCost:
             return f"{text}, {total} in all"
         if most is None:
             return text
+        if not each.known:
+            return f"{text}, free"
         return f"{text}; ends at {prices.rounded(most)}, after {math.floor(most / each.known)} rounds"
 
     def lines(self) -> Iterator[str]:
