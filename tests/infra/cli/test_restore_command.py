@@ -21,15 +21,19 @@ from tests.kit.managers import (
     wait_until_saved,
 )
 
+from skerry.infra.cli import restore_command
 from skerry.infra.spec import further_places
-from skerry.runtime.errors import Invalid, Moved
+from skerry.runtime.errors import Invalid, Moved, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from skerry.runtime.store import Store
 
 ROUNDS = 3
 
@@ -237,6 +241,36 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
     replicated = skerry("replicate", spec)
     assert replicated.exit_code == 0, replicated.output
     assert f"{places.mirrors}/my-run-restored: {ROUNDS + 2} of {ROUNDS + 2} rounds" in replicated.output
+
+
+def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_region(uri: str, **_: object) -> Store:
+        raise Unauthorized(uri)
+
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
+    spec = write_spec_of(places, "  - {to: file://west}\n")
+    assert skerry("replicate", spec).exit_code == 0
+    monkeypatch.setattr(restore_command, "open_store", without_the_region)
+    done = skerry("restore", spec, "--to", f"{places.restored}-2", "--auto-approve", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output.splitlines()[-1])["ended"] == ["a", "b"]
+    for island in places.islands:
+        with suppress(Moved):
+            island.stop()
+
+
+def test_copying_by_hand_keeps_the_limit_of_the_mirror(places: Places) -> None:
+    store = open_store(places.original)
+    run = read_run(store)
+    assert run is not None
+    limited = MirrorSettings(uri=places.mirror, max_usd=1e-9, usd_per_gb=0.09)
+    store.replace(keys.RUN, run.model_copy(update={"mirrors": (limited,)}).to_bytes())
+    refused = skerry("replicate", places.original, "--to", places.mirrors)
+    assert refused.exit_code == 2, refused.output
+    assert "would cost more than max_usd=1e-09" in refused.output
+    assert open_store(places.mirror).list(keys.CHECKPOINTS) == []
+    for island in places.islands:
+        island.stop()
 
 
 def test_spec_without_mirrors_is_refused_with_the_next_step(places: Places) -> None:

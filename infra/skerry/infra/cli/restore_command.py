@@ -36,14 +36,16 @@ from skerry.infra.run.restore_run import (
     plan_restore,
     restore,
 )
+from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.log.run_record import MirrorSettings
+from skerry.runtime.mirrors.budget import Budget
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from skerry.infra.cli.open_run import RunPlaces
     from skerry.infra.run.restore_run import RestorePlan
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 _DEADLINE_S: Final = 20.0
 _LOOK_S: Final = 2.0
+# Counts bytes in a mirror as a slot does; no slot of a spec has this name, because those end in numbers.
+_OPERATOR: Final = "operator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,7 @@ def restore_run(
                 confirm(f"The replicas at {plan.original} will end. Restore to {target.uri}?", flag="--auto-approve")
             lines = () if places is None else places.lines
             mirrors = mirrors_of_fork(lines, plan.cut.run, target.uri)
-            _restore(source, plan, target, clock, mirrors, as_json=as_json)
+            _restore(source, plan, target, clock, mirrors, open_at, as_json=as_json)
 
 
 def mirror_uri(store: str, run: str) -> str:
@@ -190,7 +194,12 @@ class _Copy:
     def __init__(self, places: RunPlaces, settings: MirrorSettings, clock: Clock) -> None:
         self._target = places.open_at(settings.uri)
         options = MirrorOptions(every=settings.every, payloads=settings.each_round, private=settings.private)
-        self._mirror = Mirror(places.run, self._target, clock, options, by=operator_name())
+        charge = None
+        if (run := load_run(places.run)) is not None:
+            # Its limit holds for all copies together, at the prices of the start.
+            limited = next((kept for kept in run.mirrors or () if kept.uri == settings.uri), settings)
+            charge = Budget(self._target, limited, run.nonce, _OPERATOR).charge
+        self._mirror = Mirror(places.run, self._target, clock, options, by=operator_name(), charge=charge)
         self._progress = self._mirror.catch_up()
 
     @property
@@ -250,6 +259,7 @@ def _restore(
     target: Store,
     clock: Clock,
     mirrors: tuple[MirrorSettings, ...],
+    open_at: Callable[[str], Store],
     *,
     as_json: bool,
 ) -> None:
@@ -257,7 +267,7 @@ def _restore(
         run = restore(
             source, plan, target, clock, mirrors, lambda done: status.update(f"{done} of {plan.cut.round} rounds")
         )
-    ended, problems = _end_original(plan, target.uri, clock)
+    ended, problems = _end_original(plan, target.uri, clock, open_at)
     if as_json:
         typer.echo(to_json(_result(plan, target.uri, ended, problems)))
     else:
@@ -283,13 +293,14 @@ def _spec_lines(run: Run) -> list[str]:
     return ["remove the stores from its `replication:`; `skerry replicate --to STORE --follow` keeps a new mirror"]
 
 
-def _end_original(plan: RestorePlan, restored_uri: str, clock: Clock) -> tuple[list[str], list[str]]:
+def _end_original(
+    plan: RestorePlan, restored_uri: str, clock: Clock, open_at: Callable[[str], Store]
+) -> tuple[list[str], list[str]]:
     """Returns the slots whose replicas will end, and the problems."""
     if plan.original is None or plan.closed is None:
         return [], []
     try:
-        original = open_store(plan.original, clock=clock, deadline_s=_DEADLINE_S)
-        return end_original(original, plan, restored_uri, clock, operator_name()), []
+        return end_original(open_at(plan.original), plan, restored_uri, clock, operator_name()), []
     except (SkerryError, OSError) as error:
         return [], [f"the replicas at {plan.original} could not be stopped: {error}; stop them, or two runs continue"]
 
