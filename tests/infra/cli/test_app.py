@@ -188,6 +188,15 @@ def test_destroy_names_a_mirror_and_deletes_it_on_request(tmp_path: Path, monkey
     assert "nothing to destroy" in skerry("destroy", path, "--yes", "--data").output
 
 
+def test_limit_of_a_mirror_of_a_local_run_is_refused(tmp_path: Path) -> None:
+    path = write_spec(tmp_path)
+    path.write_text(f"{path.read_text()}replication: [{{to: gs://acme-dr/runs, max_usd: 5}}]\n")
+    refused = skerry("up", path)
+    assert refused.exit_code == 2, refused.output
+    assert "max_usd of gs://acme-dr/runs cannot be enforced: the price of a GB from this machine" in refused.output
+    assert not (tmp_path / "store").exists()
+
+
 def test_destroy_of_a_mirror_leaves_nothing_of_it(tmp_path: Path) -> None:
     _, store, run = started(write_spec(tmp_path))
     mark = Elsewhere(why="mirror", uri="s3://acme/test-run", run=run.nonce, round=0, by="a-0", created=run.created)

@@ -25,7 +25,7 @@ from skerry.infra.observe.read_participation import ParticipationFollower, read_
 from skerry.infra.run import code_archive
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
 from skerry.infra.run.run_record import check_not_lost, create_or_load_run, load_run
-from skerry.runtime.errors import Conflict, SkerryError
+from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
@@ -127,6 +127,17 @@ def refuse_take_over(text: str) -> None:
     raise Conflict(f"{text}; stop them there first")
 
 
+def _check_limits(spec: SpecFile) -> None:
+    """Raise Invalid if a mirror of a new run has a limit, which could not be kept."""
+    for line in spec.mirrors.values():
+        if line.max_usd is not None:
+            index = spec.spec.replication.index(line)
+            raise Invalid(
+                f"max_usd of {line.to} cannot be enforced: the price of a GB from this machine is unknown; remove it "
+                f"({spec.written.place(('replication', index, 'max_usd'))})"
+            )
+
+
 @contextlib.contextmanager
 def launch(
     spec: SpecFile,
@@ -142,8 +153,8 @@ def launch(
     spec: checked by `preflight.load`. environment: inherited by replicas. poll_s: seconds between reads of the store.
     ask_take_over: called with a description if replicas of the run are at work that were not started from this folder;
     it returns to take over their slots, which ends them, and raises an error otherwise. Raises Conflict if the run is
-    up already; Invalid if it was started from another spec, if only a mirror has it, if the code cannot be packed, or
-    if a secret's variable or a folder of data does not exist.
+    up already; Invalid if it was started from another spec, if only a mirror has it, if a mirror has a limit, if the
+    code cannot be packed, or if a secret's variable or a folder of data does not exist.
     """
     inputs = read_inputs(spec, environment)
     packed = code_archive.pack(spec.code_path)
@@ -152,6 +163,7 @@ def launch(
     with workspace.locked():
         workspace.kill_leftovers()
         if spec.mirrors and load_run(store) is None:
+            _check_limits(spec)
             check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
         run, continued = create_or_load_run(store, spec, clock)
         slots = {replica.slot for replica in spec.replica_slots}
