@@ -18,9 +18,11 @@ from skerry.runtime.log.records import GENESIS
 from skerry.runtime.ranks.interface import Address, SingleRank
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
+from skerry.runtime.replication.transport import Phase
 
 if TYPE_CHECKING:
     from skerry.runtime.ranks.interface import Group
+    from skerry.runtime.replication.transport import Transfers
 
 RUN = "0123456789abcdef" * 2
 
@@ -167,6 +169,30 @@ def test_damaged_own_copy_is_replaced_by_a_peers(tmp_path: Path) -> None:
         assert_is(copy.state, rank, 1)
         part = part_of(job.folder(rank), rank, 1)
         assert part.name == part_of(job.folder(1 - rank), rank, 1).name
+
+    on_ranks(2, work)
+
+
+@pytest.mark.slow
+def test_copy_that_is_damaged_while_it_is_sent_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, move = Job(tmp_path, 2, 1), Phase.move
+
+    def move_badly(phase: Phase, out: Transfers, into: Transfers) -> None:
+        move(phase, out, into)
+        for _, buffer in into:
+            buffer[0] ^= 4
+
+    def work(rank: int) -> None:
+        saved(job.start(rank), 1, rank=rank)
+        job.lose(rank, 1)
+        restarted = job.start(rank)
+        with monkeypatch.context() as patch:
+            patch.setattr(Phase, "move", move_badly)
+            copy = restarted.load("unfinished", 1)
+        assert (copy is None) == (rank == 1)
+        copy = restarted.load("unfinished", 1)
+        assert copy is not None
+        assert_is(copy.state, rank, 1)
 
     on_ranks(2, work)
 

@@ -25,7 +25,6 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.replication.plans import NoReplicasAvailableError
 from skerry.runtime.replication.state_dict import BasicTensorAwareStateDict
 from skerry.runtime.replication.strategies import CliqueReplicationStrategy
 from skerry.runtime.store.directory import DirectoryStore
@@ -146,7 +145,7 @@ class LocalCheckpoints:
         held |= set[int]() if own is None else {self._rank}
         try:
             self._fetch_missing(self._clique, kind, number, held)
-        except NoReplicasAvailableError as error:
+        except (Corrupt, Invalid, Retryable) as error:  # all ranks raise the same
             self._failed(kind, number, error)
         return self._read(kind, number, self._rank) if own is None else own
 
