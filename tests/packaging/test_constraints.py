@@ -39,6 +39,12 @@ def test_everything_that_is_required_is_pinned_within_its_bounds() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
+def test_extras_of_targets_whose_store_is_in_s3_bring_its_sdk() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lacking = [name for name in ("hf-jobs", "modal", "sagemaker") if "skerry[aws]" not in extras[name]]
+    assert lacking == []
+
+
 def test_every_pin_is_what_is_installed() -> None:
     wanted = {name: version for name, version in pins().items() if name not in ELSEWHERE}
     installed = {
