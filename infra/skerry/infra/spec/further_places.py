@@ -234,10 +234,13 @@ def _unreachable(document: Document, kinds: TargetKinds, line: Where, to: str) -
         options = by_name.get(kind) if isinstance(kind, str) else None
         if options is None or options.CLOUD is None:
             continue
-        if scheme in _CLOUDS or (scheme == "file" and options.CLOUD not in _CLOUDS.values() and options.SEES_FOLDERS):
+        reached = options.mirror_schemes(document, index)
+        if scheme in reached:
             continue
         text = f"cannot be opened by the jobs of replicas[{index}], which run on {kind}"
-        yield document.problem((*line, "to"), f"{text}; write e.g. to: gs://acme-dr/runs, or s3://acme-dr/runs")
+        others = ", or ".join(f"{other}://acme-dr/runs" for other in reached)
+        remedy = f"write e.g. to: {others}" if others else "remove the line"
+        yield document.problem((*line, "to"), f"{text}; {remedy}")
         return
     region = document.value((*line, "region"))
     if region is not None and scheme not in _CLOUDS:

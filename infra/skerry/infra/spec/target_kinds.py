@@ -68,6 +68,12 @@ class TargetOptions(Section):
         return None if gpus is None else max(1, gpus)
 
     @classmethod
+    def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
+        """The schemes of the stores in which a job of this group can keep a mirror. index: of the group."""
+        del document, index
+        return ("gs", "s3")
+
+    @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """Everything in the document that groups of this kind cannot run with.
 

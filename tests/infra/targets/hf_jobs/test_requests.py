@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from huggingface_hub import HfApi
-from tests.infra.targets.hf_jobs.kit import check_golden, context_of, jobs_of
+from tests.infra.targets.hf_jobs.kit import LIMITS, check_golden, context_of, jobs_of
 
+from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.hf_jobs import requests
+from skerry.infra.targets.hf_jobs.resource_graph import build_resources
 from skerry.infra.targets.shared.resolve_refs import ready
 
 if TYPE_CHECKING:
@@ -21,6 +23,14 @@ def test_body_of_a_job_is_frozen(tmp_path: Path) -> None:
     more = "limits: {max_hours: 24}\ntags: {Team: A B}\n"
     (job,) = jobs_of(context_of(tmp_path, "flavor: a10g-largex2, max_runtime: 6h", count=1, more=more))
     check_golden("job", requests.job(job))
+
+
+def test_job_knows_the_region_of_a_mirror(tmp_path: Path) -> None:
+    mirror = "replication: [{to: s3://acme-west/runs, region: us-west-2}]\n"
+    context = context_of(tmp_path, more=f"{LIMITS}{mirror}")
+    region = Ref(address="aws_bucket.mirror-acme-west", output="region", before="acme-west=")
+    jobs = build_resources(context, context.spec.replicas, {})
+    assert [job.environment["SKERRY_BUCKET_REGION_0"] for job in jobs] == [region, region]
 
 
 @pytest.mark.parametrize("image", ["ghcr.io/acme/skerry:1", "hf.co/spaces/acme/skerry"])

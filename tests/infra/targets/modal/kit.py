@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/modal.yaml"
+ACCOUNT: Final = Account(number="123456789012", partition="aws")
 LIMITS: Final = "limits: {max_hours: 24}\n"
 
 
@@ -33,5 +34,4 @@ def context_of(
 
 def graph_of(context: RunContext) -> Graph:
     """The graph of the run, with its store in S3."""
-    account = Account(number="123456789012", partition="aws")
-    return Graph([S3_STORE, *build_resources(context, context.spec.replicas, {"AWS_REGION": "us-east-1"}, account)])
+    return Graph([S3_STORE, *build_resources(context, context.spec.replicas, {"AWS_REGION": "us-east-1"}, ACCOUNT)])

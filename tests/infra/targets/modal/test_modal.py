@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.kit import of_kind, wanted
-from tests.infra.targets.modal.kit import context_of, graph_of
+from tests.infra.targets.modal.kit import ACCOUNT, LIMITS, context_of, graph_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import document
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.cost import prices
-from skerry.infra.provision.graph import resolved
+from skerry.infra.provision.graph import Ref, resolved
 from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.modal import checks, costs
+from skerry.infra.targets.modal.resource_graph import build_resources
 from skerry.infra.targets.modal.resources import App, Job
 from skerry.infra.targets.modal.service import Apps, ModalSandboxes
 from skerry.infra.targets.modal.workspace import ModalWorkspace
@@ -91,6 +92,18 @@ def test_sandbox_of_a_workspace_gets_a_token_and_its_role_trusts_the_app(
     variables = modal.variables_of(sandbox)
     assert variables[variables["SKERRY_TOKEN_VARIABLE"]] == TOKEN
     assert role.address in job.needs()
+
+
+def test_sandboxes_may_write_a_mirror_in_its_region(tmp_path: Path) -> None:
+    mirror = "replication: [{to: s3://acme-west/runs, region: us-west-2}]\n"
+    context = context_of(tmp_path, "workspace: ac-1a2b", more=f"{LIMITS}{mirror}")
+    resources = build_resources(context, context.spec.replicas, {}, ACCOUNT)
+    (role,) = [resource for resource in resources if isinstance(resource, Role)]
+    assert "aws_bucket.mirror-acme-west.arn}/runs/tiny/*" in json.dumps(
+        resolved(document(role.policies["mirrors"]), str)
+    )
+    region = {job.environment["SKERRY_BUCKET_REGION_0"] for job in resources if isinstance(job, Job)}
+    assert region == {Ref(address="aws_bucket.mirror-acme-west", output="region", before="acme-west=")}
 
 
 @pytest.mark.parametrize("how", ["lost_reply", "timeout"])

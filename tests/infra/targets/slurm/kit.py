@@ -16,22 +16,28 @@ from skerry.infra.targets.slurm.cluster import Answer, Cluster
 from skerry.infra.targets.slurm.resource_graph import build_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 
 
 def jobs_of(
-    folder: Path, target: str = "partition: gpu, time: 12h", *, count: int = 1, more: str = ""
+    folder: Path,
+    target: str = "partition: gpu, time: 12h",
+    *,
+    count: int = 1,
+    more: str = "",
+    store: str = "file:///shared/runs",
+    variables: Mapping[str, str] | None = None,
 ) -> list[Desired]:
-    """Return the desired jobs of a run with one group."""
+    """Return the desired jobs of a run with one group. variables: to open the store with."""
     groups = f"  - {{name: hpc, count: {count}, target: {{kind: slurm, {target}}}}}\n"
     code = """{path: ., command: [python, train.py, --text, "it's \\"here\\" $(HOME)"]}"""
-    spec = write_spec(folder, groups, store="file:///shared/runs", image="acme/skerry:1", code=code, more=more)
+    spec = write_spec(folder, groups, store=store, image="acme/skerry:1", code=code, more=more)
     context = ground_from(spec)
     return [
         Desired(resource=job, generation=0, run=context.run_uri, settings=job.settings())
-        for job in build_resources(context, context.spec.replicas)
+        for job in build_resources(context, context.spec.replicas, variables or {})
     ]
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.targets.slurm.kit import check_golden, jobs_of
 
+from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.slurm import requests
 
 if TYPE_CHECKING:
@@ -41,6 +43,28 @@ def test_submission_matches_the_golden_file(tmp_path: Path, name: str, target: s
 def test_run_that_ends_sooner_shortens_the_time_of_a_start(tmp_path: Path) -> None:
     (desired,) = jobs_of(tmp_path, "time: 12h", more="limits: {max_hours: 0.5}\n")
     assert "--time=30" in requests.sbatch(desired)
+
+
+@pytest.mark.parametrize("container", ["apptainer", "pyxis"])
+def test_container_gets_the_folders_of_store_and_mirrors(tmp_path: Path, container: str) -> None:
+    more = "replication: [{to: 'file:///back%20up/runs/'}]\n"
+    target = f"container: {container}, setup: [module load cuda]"
+    (desired,) = jobs_of(tmp_path, target, more=more, store="s3://acme/runs")
+    assert desired.settings["mounts"] == ("/back up/runs",)
+    assert desired.settings["setup"] == ("mkdir -p '/back up/runs'", "module load cuda")
+    (own,) = jobs_of(tmp_path, target, store="file:///my%20disk/runs")
+    assert own.settings["mounts"] == ("/my disk/runs",)
+    (plain,) = jobs_of(tmp_path, more=more, store="s3://acme/runs")
+    assert (plain.settings["mounts"], plain.settings["setup"]) == ((), ())
+
+
+def test_job_knows_the_regions_of_the_store_and_of_mirrors(tmp_path: Path) -> None:
+    more = "replication: [{to: s3://acme-west/runs, region: us-west-2}]\n"
+    (desired,) = jobs_of(tmp_path, more=more, store="s3://acme/runs", variables={"AWS_REGION": "eu-west-1"})
+    environment = desired.settings["environment"]
+    assert isinstance(environment, Mapping)
+    region = Ref(address="aws_bucket.mirror-acme-west", output="region", before="acme-west=")
+    assert (environment["AWS_REGION"], environment["SKERRY_BUCKET_REGION_0"]) == ("eu-west-1", region)
 
 
 def test_next_generation_has_its_slot_name_and_files_of_its_own(tmp_path: Path) -> None:

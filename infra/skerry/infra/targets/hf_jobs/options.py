@@ -58,6 +58,12 @@ class HfJobsTarget(TargetOptions):
         return Place(cloud=self.CLOUD, machine=self.flavor, accelerators=gpus_of(self.flavor))
 
     @classmethod
+    def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
+        """See TargetOptions.mirror_schemes."""
+        del document, index
+        return ("s3",)
+
+    @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """See TargetOptions.problems."""
         yield from store_problems(document, groups, service="Hugging Face", keyless=lambda _: False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.targets.hf_jobs.options import HfJobsTarget, gpus_of
 from skerry.infra.targets.hf_jobs.resources import Job
 from skerry.runtime import contract
@@ -35,6 +36,7 @@ def build_resources(
             command=COMMAND,
             environment={
                 **store_variables,
+                **context.bucket_regions(Bucket.KIND),
                 **context.variables(group),
                 contract.SLOT: replica.slot,
                 contract.INDEX: str(replica.index),

@@ -13,6 +13,8 @@ from skerry.infra.provision.graph import Life, Resource
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.infra.provision.graph import Text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Resource):
@@ -31,7 +33,7 @@ class Job(Resource):
 
     image: str
     command: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, Text]
     flavor: str
     timeout_s: int
     secrets: Mapping[str, str]

@@ -124,6 +124,14 @@ class KubernetesTarget(TargetOptions):
         return Place(cloud=self.CLOUD, accelerators=self.gpus)
 
     @classmethod
+    def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
+        """See TargetOptions.mirror_schemes. Only the store's cloud trusts the pods; a Secret has keys of S3."""
+        if document.value(("replicas", index, "target", "secret")) is not None:
+            return ("s3",)
+        home = str(document.value(("store",))).partition("://")[0]
+        return (home,) if home in {"gs", "s3"} else ()
+
+    @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """See TargetOptions.problems."""
         yield from _store_problems(document)

@@ -70,6 +70,12 @@ class ModalTarget(TargetOptions):
         return Place(cloud=self.CLOUD, accelerator=self.gpu, accelerators=0 if self.gpu is None else self.gpus)
 
     @classmethod
+    def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
+        """See TargetOptions.mirror_schemes."""
+        del document, index
+        return ("s3",)
+
+    @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """See TargetOptions.problems."""
         yield from _store_problems(document, groups)

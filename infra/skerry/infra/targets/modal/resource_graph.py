@@ -18,6 +18,7 @@ from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.modal.options import LONGEST, ModalTarget
 from skerry.infra.targets.modal.resources import App, Job
+from skerry.infra.targets.shared.aws_replica_roles import mirror_policies
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _resources(
                 command=COMMAND,
                 environment={
                     **store_variables,
+                    **context.bucket_regions(s3.Bucket.KIND),
                     **identity,
                     **context.variables(group),
                     contract.SLOT: replica.slot,
@@ -118,6 +120,8 @@ def _role(context: RunContext, group: Replicas, account: Account) -> Role:
     policies = {"run": replica_policy(bucket_arn=bucket, prefix=prefix, slots=(), group=group.name)}
     if read := input_policy(context.inputs(group), account.partition):
         policies["inputs"] = read
+    if kept := mirror_policies(context):
+        policies["mirrors"] = kept
     subject = f"modal:workspace_id:{target.workspace}:environment_name:{target.environment}:app_name:{context.stem}:*"
     return Role(
         key=group.name,

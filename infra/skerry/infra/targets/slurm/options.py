@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from skerry.infra.spec.further_places import REPLICATION
 from skerry.infra.spec.inputs import DATA
 from skerry.infra.spec.section import Duration, Size, between, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
@@ -137,6 +138,12 @@ class SlurmTarget(TargetOptions):
         )
 
     @classmethod
+    def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
+        """See TargetOptions.mirror_schemes. The credentials for buckets are the nodes' own."""
+        del document, index
+        return ("file", "gs", "s3")
+
+    @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """See TargetOptions.problems."""
         for index in groups:
@@ -150,6 +157,7 @@ class SlurmTarget(TargetOptions):
                 yield document.problem((*target, "container"), text)
             yield from _data_problems(document, index)
         yield from _store_problems(document)
+        yield from _mirror_problems(document)
 
 
 def _data_problems(document: Document, index: int) -> Iterator[Problem]:
@@ -171,3 +179,12 @@ def _store_problems(document: Document) -> Iterator[Problem]:
         yield document.problem(("store",), f"is beside the spec, where nodes of a cluster cannot find it; {example}")
     elif scheme not in {"file", "s3", "gs"}:
         yield document.problem(("store",), f"replicas on Slurm use file://, s3:// or gs://; {example}")
+
+
+def _mirror_problems(document: Document) -> Iterator[Problem]:
+    for index in range(len(document.entries((REPLICATION,)))):
+        where: Where = (REPLICATION, index, "to")
+        to = document.value(where)
+        if isinstance(to, str) and to.startswith("file://") and not to.startswith("file:///"):
+            text = "is beside the spec, where nodes of a cluster cannot find it; write e.g. to: file:///backup/runs"
+            yield document.problem(where, text)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.provision.target import stem_of
 from skerry.infra.spec import store_uri
 from skerry.infra.targets.slurm.options import SlurmTarget
@@ -13,18 +17,21 @@ from skerry.runtime import contract
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.provision.graph import Text
     from skerry.infra.provision.target import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 _MIB = 1 << 20
 
 
-def build_resources(context: RunContext, groups: Sequence[Replicas]) -> tuple[Job, ...]:
-    """Return the jobs of these groups."""
-    return tuple(_jobs(context, groups))
+def build_resources(
+    context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str]
+) -> tuple[Job, ...]:
+    """Return the jobs of these groups. store_variables: to open the store with, without credentials."""
+    return tuple(_jobs(context, groups, store_variables))
 
 
-def _jobs(context: RunContext, groups: Sequence[Replicas]) -> Iterator[Job]:
+def _jobs(context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str]) -> Iterator[Job]:
     for group in groups:
         options = SlurmTarget.of(group)
         image = context.image_of(group) if options.container is not None else None
@@ -34,7 +41,7 @@ def _jobs(context: RunContext, groups: Sequence[Replicas]) -> Iterator[Job]:
                 context,
                 options,
                 replica,
-                context.variables(group),
+                {**store_variables, **context.bucket_regions(Bucket.KIND), **context.variables(group)},
                 image=image,
                 hours=context.hours,
                 folders=folders,
@@ -45,7 +52,7 @@ def job_of(
     context: RunContext,
     options: SlurmTarget,
     replica: ReplicaSlot,
-    variables: Mapping[str, str],
+    variables: Mapping[str, Text],
     *,
     image: str | None = None,
     hours: float | None = None,
@@ -55,6 +62,7 @@ def job_of(
 
     variables: of every replica of its group. image: None runs no container. hours: of the run. folders: of its data.
     """
+    mirrors = _mirror_folders(context) if options.container is not None else []
     return Job(
         key=replica.slot,
         name=f"{context.stem}-{replica.slot}",
@@ -76,10 +84,11 @@ def job_of(
         memory_mib=None if options.memory is None else max(1, options.memory // _MIB),
         gpus=_gpus(options),
         python=options.python,
-        setup=options.setup,
+        # The first write creates the folder of a mirror, but a container can mount none that is missing.
+        setup=(*(f"mkdir -p {shlex.quote(folder)}" for folder in mirrors), *options.setup),
         container=options.container,
         image=_image(options, image),
-        mounts=_mounts(context.run_uri, folders) if options.container is not None else (),
+        mounts=_mounts(context.run_uri, [*mirrors, *folders]) if options.container is not None else (),
         extra=options.extra,
     )
 
@@ -112,5 +121,13 @@ def _image(options: SlurmTarget, image: str | None) -> str | None:
 
 
 def _mounts(run_uri: str, folders: Sequence[str]) -> tuple[str, ...]:
-    own = (run_uri.removeprefix(store_uri.FILE).rpartition("/")[0],) if run_uri.startswith(store_uri.FILE) else ()
+    own = (str(PurePosixPath(_path(run_uri)).parent),) if run_uri.startswith(store_uri.FILE) else ()
     return tuple(dict.fromkeys((*own, *folders)))
+
+
+def _mirror_folders(context: RunContext) -> list[str]:
+    return [_path(line.to) for line in context.spec.replication if line.to.startswith(store_uri.FILE)]
+
+
+def _path(uri: str) -> str:
+    return unquote(uri.removeprefix(store_uri.FILE)).rstrip("/")

@@ -10,6 +10,8 @@ from skerry.infra.provision.graph import Life, Resource
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.infra.provision.graph import Text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Resource):
@@ -47,7 +49,7 @@ class Job(Resource):
     )
 
     folder: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, Text]
     cpus: int
     attempts: int
     partition: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra import clouds
 from skerry.infra.cost import prices
 from skerry.infra.targets.slurm import checks, costs, job_views
 from skerry.infra.targets.slurm.cluster import HERE, Cluster
@@ -33,19 +34,30 @@ def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[R
     def cluster_of(region: str) -> Cluster:
         return Cluster(clock, environment, None if region == HERE else region)
 
-    return Slurm(cluster_of, tuple(dict.fromkeys(regions)), prices.own_file(environment))
+    def variables_of(context: RunContext) -> Mapping[str, str]:
+        return clouds.open_home(context.run_uri, clock, environment, groups).environment(context)
+
+    return Slurm(cluster_of, tuple(dict.fromkeys(regions)), variables_of, prices.own_file(environment))
 
 
 class Slurm:
-    """See Target. regions: those of the spec's groups. own_prices: the user's file of prices."""
+    """See Target. regions: those of the spec's groups. variables_of: to open a run's store with, without credentials.
+
+    own_prices: the user's file of prices.
+    """
 
     job_kind: Final = Job.KIND
 
     def __init__(
-        self, cluster_of: Callable[[str], Cluster], regions: Sequence[str], own_prices: Path | None = None
+        self,
+        cluster_of: Callable[[str], Cluster],
+        regions: Sequence[str],
+        variables_of: Callable[[RunContext], Mapping[str, str]],
+        own_prices: Path | None = None,
     ) -> None:
         self._cluster_of = cluster_of
         self._regions = regions
+        self._variables_of = variables_of
         self._own_prices = own_prices
 
     def identity(self) -> Mapping[str, str]:
@@ -55,7 +67,7 @@ class Slurm:
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. Calls no cluster."""
-        return build_resources(context, groups)
+        return build_resources(context, groups, self._variables_of(context))
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
