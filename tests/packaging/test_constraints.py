@@ -39,7 +39,7 @@ def test_everything_that_is_required_is_pinned_within_its_bounds() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
-def test_extras_of_targets_whose_store_is_in_s3_bring_its_sdk() -> None:
+def test_extras_of_targets_with_a_store_in_s3_bring_boto3() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     lacking = [name for name in ("hf-jobs", "modal", "sagemaker") if "skerry[aws]" not in extras[name]]
     assert lacking == []

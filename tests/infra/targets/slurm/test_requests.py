@@ -50,12 +50,12 @@ def test_container_gets_the_folders_of_store_and_mirrors(tmp_path: Path, contain
     more = "replication: [{to: 'file:///back%20up/runs/'}]\n"
     target = f"container: {container}, setup: [module load cuda]"
     (desired,) = jobs_of(tmp_path, target, more=more, store="s3://acme/runs")
-    assert desired.settings["mounts"] == ("/back up/runs",)
-    assert desired.settings["setup"] == ("mkdir -p '/back up/runs'", "module load cuda")
+    assert desired.settings["mounts"] == ["/back up/runs"]
+    assert desired.settings["setup"] == ["mkdir -p '/back up/runs'", "module load cuda"]
     (own,) = jobs_of(tmp_path, target, store="file:///my%20disk/runs")
-    assert own.settings["mounts"] == ("/my disk/runs",)
+    assert own.settings["mounts"] == ["/my disk/runs"]
     (plain,) = jobs_of(tmp_path, more=more, store="s3://acme/runs")
-    assert (plain.settings["mounts"], plain.settings["setup"]) == ((), ())
+    assert (plain.settings["mounts"], plain.settings["setup"]) == ([], [])
 
 
 def test_job_knows_the_regions_of_the_store_and_of_mirrors(tmp_path: Path) -> None:
