@@ -188,6 +188,26 @@ def test_mirror_keeps_its_two_newest_checkpoints() -> None:
     assert find_cut(mirror).round == 5
 
 
+@pytest.mark.parametrize("damage", ["collected", "flipped"])
+def test_checkpoint_leads_past_payloads_that_are_lost(original: tuple[Named, list[Island]], damage: str) -> None:
+    source, mirror = Named("runs/original"), Named("mirrors/original")
+    later = [keys.commit(2), keys.commit(3), keys.checkpoint_manifest(3), keys.checkpoint_manifest(4)]
+    stored = {entry.key: bytearray(original[0].read(entry.key) or b"") for entry in original[0].list("")}
+    for key in list(stored):
+        if key.startswith(keys.payloads_prefix(2)):
+            stored[key][-1] ^= 1
+            if damage == "collected":
+                del stored[key]
+    for key in sorted(stored.keys() - later):
+        source.create(key, stored[key])
+    copier = Mirror(source, mirror, CLOCK, MirrorOptions(every=10))
+    assert copier.catch_up().checkpoint == 2
+    for key in later:
+        source.create(key, stored[key])
+    copier.catch_up()
+    assert find_cut(mirror).round == ROUNDS
+
+
 def test_prefix_with_a_run_is_no_place_for_a_mirror(original: tuple[Named, list[Island]]) -> None:
     store, _ = original
     other = Named("runs/other")

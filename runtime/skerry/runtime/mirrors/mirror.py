@@ -94,6 +94,8 @@ class Mirror:
         self._checkpoints: set[int] = set()
         # Rounds whose payloads are damaged in the source, until a newer checkpoint makes up for them.
         self._damaged: dict[int, Corrupt] = {}
+        # Rounds whose payloads are not all in the mirror: only a newer checkpoint leads past them.
+        self._gaps: set[int] = set()
         self._objects = self._bytes = 0
 
     def catch_up(self) -> MirrorProgress:
@@ -116,6 +118,7 @@ class Mirror:
         self._copy_folders(keys.OUTCOMES, keys.ARTIFACTS)
         newest = max(self._checkpoints, default=-1)
         self._damaged = {number: error for number, error in self._damaged.items() if number >= newest}
+        self._gaps = {number for number in self._gaps if number >= newest}
         if self._damaged:
             raise self._damaged[min(self._damaged)]
         return MirrorProgress(
@@ -184,9 +187,11 @@ class Mirror:
                 parts += [(keys.payload(number, share.slot, part.digest), part) for part in named]
         if self.options.payloads:
             try:
-                self._copy_parts(parts, lambda: True)
+                if not self._copy_parts(parts, lambda: True):
+                    self._gaps.add(number)
             except Corrupt as error:
                 self._damaged[number] = error
+                self._gaps.add(number)
         for records in (contributions, decisions):
             run_parallel(self._target, len(records), lambda index, records=records: self._put(*records[index]))
         self._put(key, data)
@@ -206,7 +211,8 @@ class Mirror:
         closed = self._log.read_last_commit(self._copied)
         is_last = newest == self._copied and self.run.is_over(newest, 0.0 if closed is None else closed.record.work)
         every = self.options.every
-        if last is None or newest // every > last // every or (is_last and newest > last):
+        is_due = last is None or newest // every > last // every or (is_last and newest > last)
+        if is_due or any(number < newest for number in self._gaps):
             if not self._copy_checkpoint(newest, keys.CHECKPOINTS):
                 return  # deleted meanwhile, because there is a newer one
             self._checkpoints.add(newest)
