@@ -29,7 +29,7 @@ from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_
 from skerry.runtime.mirrors.restorable import find_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
@@ -140,10 +140,7 @@ def test_without_a_checkpoint_of_the_head_rounds_are_followed(original: tuple[Na
     mirror = Named("mirrors/original")
     Mirror(store, mirror, CLOCK).catch_up()
     mirror.delete(keys.checkpoint_manifest(ROUNDS))
-    copied = Named("mirrors/original")
-    for entry in store.list(""):
-        if entry.key != keys.checkpoint_manifest(ROUNDS):
-            copied.create(entry.key, bytes(store.read(entry.key) or b""))
+    copied = copy_of(store, [keys.checkpoint_manifest(ROUNDS)])
     cut = find_cut(copied)
     assert (cut.round, cut.checkpoint) == (ROUNDS, ROUNDS - 1)
     target, _ = restored(copied)
@@ -206,6 +203,38 @@ def test_checkpoint_leads_past_payloads_that_are_lost(original: tuple[Named, lis
         source.create(key, stored[key])
     copier.catch_up()
     assert find_cut(mirror).round == ROUNDS
+
+
+def copy_of(store: Store, skipped: Iterable[str] = ()) -> Named:
+    copied = Named("runs/original")
+    for key in sorted({entry.key for entry in store.list("")} - set(skipped)):
+        copied.create(key, store.read(key) or b"")
+    return copied
+
+
+def test_cut_off_commit_leaves_an_older_cut(original: tuple[Named, list[Island]]) -> None:
+    newest = keys.commit(ROUNDS - 1)
+    copied = copy_of(original[0], [newest, keys.checkpoint_manifest(ROUNDS), keys.checkpoint_manifest(ROUNDS - 1)])
+    copied.create(newest, bytes(original[0].read(newest) or b"")[:-5])
+    cut = find_cut(copied)
+    assert (cut.round, cut.checkpoint, cut.logged) == (ROUNDS - 1, ROUNDS - 2, ROUNDS)
+    assert newest in cut.skipped[0]
+    with pytest.raises(Invalid, match=newest):
+        find_cut(copied, ROUNDS)
+
+
+@pytest.mark.parametrize("folder", [keys.PAYLOADS, keys.CHECKPOINTS])
+def test_other_bytes_under_a_name_are_no_copy(original: tuple[Named, list[Island]], folder: str) -> None:
+    store, _ = original
+    part = next(e.key for e in store.list(f"{folder}{ROUNDS - 1:08d}/") if not e.key.endswith("manifest.json"))
+    copied = copy_of(store, [keys.checkpoint_manifest(ROUNDS)])
+    mirror, target = Named("mirrors/original"), Named("runs/restored")
+    for other in (mirror, target):
+        other.create(part, b"cut off")
+    with pytest.raises(Conflict, match=part):
+        Mirror(copied, mirror, CLOCK).catch_up()
+    with pytest.raises(Conflict, match=part):
+        fork(copied, find_cut(copied), target, CLOCK.utc_text())
 
 
 def test_prefix_with_a_run_is_no_place_for_a_mirror(original: tuple[Named, list[Island]]) -> None:

@@ -176,7 +176,7 @@ class _Fork:
                 raise Corrupt(f"{self._source.uri}/{key} disappeared while it was copied; run the same command again")
             if part is not None:
                 check_whole(data, part, key)
-            self._target.create(key, data)
+            self._create(key, data)
 
         run_parallel(self._target, len(objects), copy)
 
@@ -186,11 +186,14 @@ class _Fork:
     def _put(self, key: str, record: Record, **changes: object) -> str:
         """Creates the changed record, and returns its digest."""
         data = record.model_copy(update=changes).to_bytes()
+        self._create(key, data)
+        return digest_of(data)
+
+    def _create(self, key: str, data: bytes | memoryview) -> None:
         if not self._target.create(key, data) and bytes(self._target.read(key) or b"") != data:
             raise Conflict(
                 f"{self._target.uri}/{key} is of another attempt; name an empty prefix with --to, or delete this one"
             )
-        return digest_of(data)
 
     def _read_all(self, kind: type[R], at: Sequence[str]) -> list[R]:
         return run_parallel(self._source, len(at), lambda index: self._read(kind, at[index]))

@@ -263,8 +263,7 @@ class Mirror:
                     return False
                 raise Corrupt(f"{self._source.uri}/{key} is missing, which a record names; see `skerry doctor`")
             check_whole(data, part, key)
-            if self._target.create(key, data):
-                self._count(len(data))
+            self._put(key, data)
             return True
 
         return all(run_parallel(self._target, len(missing), copy))
@@ -298,7 +297,7 @@ class Mirror:
             raise Corrupt(f"{self._source.uri}/{key} is damaged: digest={digest_of(data)} expected={digest}")
         return bytes(data)
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, data: bytes | memoryview) -> None:
         if self._target.create(key, data):
             self._count(len(data))
         elif bytes(self._target.read(key) or b"") != data:

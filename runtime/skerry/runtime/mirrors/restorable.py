@@ -24,7 +24,7 @@ class Cut:
     """A whole older run in a copy: `round` closed rounds. checkpoint: the one that a replica loads, at most `round`.
 
     commit: digest of the last commit, GENESIS for none. logged: closed rounds with a commit there, of which those after
-    `round` are lost. skipped: newer checkpoints that cannot be used, with the reason.
+    `round` are lost. skipped: newer checkpoints and rounds that cannot be used, with the reason.
     """
 
     run: Run
@@ -57,13 +57,16 @@ def find_cut(store: Store, at: int | None = None) -> Cut:
             skipped.append(str(error))
             continue
         number = checkpoint
-        while number < (logged if at is None else at) and (closed := _followed(store, run, number, commit)) is not None:
-            number, commit = number + 1, closed
+        try:
+            while number < (logged if at is None else at) and (closed := _followed(store, run, number, commit)):
+                number, commit = number + 1, closed
+        except Corrupt as error:
+            skipped.append(str(error))
         if at is None or number == at:
             return Cut(
                 run=run, round=number, checkpoint=checkpoint, commit=commit, logged=logged, skipped=tuple(skipped)
             )
-        skipped.append(f"the payloads of round {number} are not there")
+        skipped.append(f"round {number} is not all there")
     why = f": {'; '.join(skipped)}" if skipped else ""
     wanted = "" if at is None else f" of {at} rounds"
     raise Invalid(f"nothing{wanted} at {store.uri} can be restored; it has {logged} rounds{why}")
@@ -96,7 +99,10 @@ def _checked_checkpoint(store: Store, run: Run, number: int) -> str:
 
 
 def _followed(store: Store, run: Run, number: int, previous: str) -> str | None:
-    """The digest of a round's commit if all is there that a replica needs to follow the round; None otherwise."""
+    """The digest of a round's commit if all is there that a replica needs to follow the round; None otherwise.
+
+    Raises Corrupt for a damaged record.
+    """
     key = keys.commit(number)
     data = _bytes(store, key)
     commit = Commit.parse(data, key)
