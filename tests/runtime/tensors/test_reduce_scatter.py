@@ -19,6 +19,7 @@ from tests.support.clocks import FakeClock
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
+from skerry.runtime.tensors import layout as tensor_layout
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
 from skerry.runtime.tensors.piece_sums import Workspace, plan_of
@@ -211,6 +212,17 @@ def test_spot_check_confirms_sound_units(codec: Codec, layout: Layout) -> None:
     (sample, *_) = samples
     assert sample is not None
     assert sample.slot != "r-0"
+    assert is_confirmed(fleet.store, fleet.sources, fleet.index, sample)
+
+
+def test_spot_check_confirms_sound_quantized_units_of_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_layout, "UNITS", 1)
+    fleet = Fleet(replace(large("int4", 8_400_000), layout=2), 2)
+    assert fleet.index.unit_bytes == 2 * BLOCK_BYTES
+    fleet.reduce("r-1", patient=False)
+    sample = fleet.reduce("r-0")[1].sample
+    assert sample is not None
+    assert (sample.unit, sample.slot) == (1, "r-1")
     assert is_confirmed(fleet.store, fleet.sources, fleet.index, sample)
 
 

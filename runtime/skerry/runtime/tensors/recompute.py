@@ -1,7 +1,7 @@
 """Computes averages again from the contributions, to find reduced units that are sound and yet wrong.
 
 With reduce-scatter a member whose processor is faulty gives its error to all. A spot check is one block of the digests
-of one unit; `wrong_units` checks a whole average. Only reads.
+of one unit, or a quantized unit; `wrong_units` checks a whole average. Only reads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from skerry.runtime.errors import Corrupt, SkerryError
 from skerry.runtime.events import emit
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES
 from skerry.runtime.tensors.layout import BLOCK_BYTES
 from skerry.runtime.tensors.piece_sums import Workspace, plan_of
@@ -40,7 +41,10 @@ class WrongUnit(NamedTuple):
 
 
 def sample_of(index: Index, reduction: Reduction, unit: int, piece: Piece, slot: str, seed: int) -> Sample:
-    """One block of a unit whose result is in the outputs. seed: selects the block."""
+    """One block of a unit whose result is in the outputs, or all of a quantized unit. seed: selects the block."""
+    # The blocks with a scale are counted from the unit's start: a part of the unit would get other scales.
+    if not BLOCK_FORMATS.keys().isdisjoint(run.wire for run in piece.runs):
+        return Sample(unit=unit, slot=slot, piece=piece, result=reduction.results(piece))
     blocks = [
         block
         for block in plan_of(index, BLOCK_BYTES)
@@ -68,9 +72,9 @@ def spot_check(
 
 
 def is_confirmed(store: Store, sources: Sequence[Source], index: Index, sample: Sample) -> bool:
-    """True if the contributions give this piece of the average. Reads a block of each; raises what `average` raises."""
+    """True if the contributions give this piece of the average. Reads it of each; raises what `average` raises."""
     with closing(Workspace()) as workspace:
-        reducer = _reducer(store, sources, index, BLOCK_BYTES, workspace)
+        reducer = _reducer(store, sources, index, index.unit_bytes, workspace)
         for piece in reducer.run([sample.piece]):
             reducer.reduction.unit(piece)
         return reducer.reduction.results(sample.piece) == sample.result
