@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from skerry.infra.cost.estimate import cost_problem, limits_of
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import bucket_exists, read_graph, read_state, resolve
+from skerry.infra.deploy.read_clouds import (
+    accounts_to_record,
+    bucket_exists,
+    check_accounts,
+    read_graph,
+    read_state,
+    resolve,
+)
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.errors import PushFirst
 from skerry.infra.observe.live_replicas import live_replicas
@@ -93,11 +100,13 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
     """The changes that an apply would make now. Changes nothing.
 
     only: plan these addresses, what they need, and the bucket. resolved: of an earlier plan; None reads the clouds.
+    Raises Conflict if the state's resources are in another account.
     """
     state = read_state(deployment)
     tagged = _list_tagged_entries(deployment) if state is None else ()
     entries = {entry.id: entry for entry in (tagged if state is None else state.entries)}
     resolved = resolve(deployment) if resolved is None else resolved
+    check_accounts(deployment, state, resolved.accounts)
     graph = resolved.graph.part((*only, deployment.bucket().address)) if only else resolved.graph
     tags = deployment.spec.spec.tags
     plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, resolved.graph if only else None)
@@ -152,7 +161,8 @@ def apply_plan(
     state_in_bucket = deployment.spec.state_uri is None
     created = _create_bucket(deployment, planned, on_step) if state_in_bucket else None
     holder = this_process("apply", deployment.clock)
-    with deployment.open_state().hold(holder, planned.state, deployment.run) as hold:
+    accounts = accounts_to_record(planned.state, planned.resolved.accounts)
+    with deployment.open_state().hold(holder, planned.state, deployment.run, accounts) as hold:
         if not state_in_bucket:
             created = _create_bucket(deployment, planned, on_step)
         for entry in planned.tagged:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.shared import each
 from skerry.infra.cost.estimate import hours_allowed, limits_of, within
-from skerry.infra.provision.graph import Graph
+from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.plan import desired_of
 from skerry.infra.provision.target import Check
-from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.errors import Conflict, Invalid, SkerryError
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target import Rate
     from skerry.infra.spec.inputs import Inputs
+
+_AND: Final = ", "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ def resolve(deployment: Deployment) -> Resolved:
     hours = _hours(deployment, prices)
     with ThreadPoolExecutor(1, thread_name_prefix="checks") as pool:
         checking = pool.submit(_read_checks, deployment, hours)
-        graph, accounts = read_graph(deployment, hours), _read_accounts(deployment)
+        graph, accounts = read_graph(deployment, hours), read_accounts(deployment)
         return Resolved(
             graph=graph,
             rates=within(hours, prices),
@@ -104,6 +107,39 @@ def read_state(deployment: Deployment) -> State | None:
     return deployment.open_state().load()
 
 
+def read_accounts(deployment: Deployment) -> dict[str, str]:
+    """The accounts of all places that the spec names; several of one place are listed."""
+    accounts: dict[str, set[str]] = {}
+    for place in (deployment.home, *deployment.mirror_homes.values(), *deployment.targets.values()):
+        for cloud, account in place.identity().items():
+            accounts.setdefault(cloud, set()).add(account)
+    return {cloud: _AND.join(sorted(names)) for cloud, names in accounts.items()}
+
+
+def accounts_to_record(state: State | None, accounts: Mapping[str, str]) -> dict[str, str]:
+    """These accounts, and those that the state's resources may still be in."""
+    return {**(state.accounts if state is not None and _has_resources(state) else {}), **accounts}
+
+
+def check_accounts(deployment: Deployment, state: State | None, accounts: Mapping[str, str]) -> None:
+    """Raise Conflict if the state's resources are in other accounts than these, where they would count as deleted."""
+    if state is None or not _has_resources(state):
+        return
+    for place, was in state.accounts.items():
+        now = accounts.get(place)
+        if now is not None and not set(was.split(_AND)) & set(now.split(_AND)):
+            uri = f"{deployment.spec.state_uri or deployment.run}/{keys.STATE}"
+            raise Conflict(
+                f"this run was applied in {place} {was}, and these credentials are of {now}, where its jobs would not "
+                f"be found; switch back, or, if {was} is gone for good, remove {uri}"
+            )
+
+
+def _has_resources(state: State) -> bool:
+    """Return whether more than buckets and repositories is left, which outlive a run."""
+    return any(entry.record.life is not Life.DATA for entry in state.entries)
+
+
 def run_checks(deployment: Deployment) -> tuple[Check, ...]:
     """Check what would make an apply fail: first the store's cloud, then each target. See StoreCloud, Target."""
     limits = deployment.spec.spec.limits
@@ -140,11 +176,3 @@ def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:
         return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, prices)
     except Invalid:
         return limits.max_hours
-
-
-def _read_accounts(deployment: Deployment) -> dict[str, str]:
-    accounts: dict[str, set[str]] = {}
-    for place in (deployment.home, *deployment.mirror_homes.values(), *deployment.targets.values()):
-        for cloud, account in place.identity().items():
-            accounts.setdefault(cloud, set()).add(account)
-    return {cloud: ", ".join(sorted(names)) for cloud, names in accounts.items()}

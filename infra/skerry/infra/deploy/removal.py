@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import read_bucket, read_state
+from skerry.infra.deploy.read_clouds import check_accounts, read_accounts, read_bucket, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
@@ -94,8 +94,10 @@ class Removed:
 
 
 def plan_removal(deployment: Deployment) -> Removal:
-    """Lists what `destroy` would delete now. Changes nothing."""
+    """Lists what `destroy` would delete now. Changes nothing. Raises Conflict if resources are in another account."""
     state, bucket = read_state(deployment), read_bucket(deployment)
+    if state is not None and state.accounts:
+        check_accounts(deployment, state, read_accounts(deployment))
     entries = {} if state is None else state.by_id()
     objects = () if bucket is None else list_run_objects(deployment.open_store())
     recorded = {(entry.record.kind, entry.record.name) for entry in entries.values()}

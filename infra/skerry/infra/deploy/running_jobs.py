@@ -6,6 +6,7 @@ be asked is listed with the error, so that no command takes "not asked" for "doe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import targets
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import read_state
+from skerry.infra.deploy.read_clouds import check_accounts, read_state
 from skerry.infra.errors import in_short
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.plan import CANCELLED
@@ -112,8 +113,17 @@ class JobsToStop:
 
 
 def jobs_to_stop(deployment: Deployment, slots: Sequence[str] = ()) -> JobsToStop:
-    """The jobs of these slots, or of all, that run, wait, or may be restarted. Raises Invalid for an unknown slot."""
+    """The jobs of these slots, or of all, that run, wait, or may be restarted.
+
+    Raises Invalid for an unknown slot, Conflict if the jobs are in another account.
+    """
     listed = read_jobs(deployment)
+    if listed.state is not None and listed.state.accounts:
+        for target in deployment.targets.values():
+            accounts: Mapping[str, str] = {}
+            with contextlib.suppress(SkerryError):  # a place that does not answer must not keep the others running
+                accounts = target.identity()
+            check_accounts(deployment, listed.state, accounts)
     if unknown := set(slots) - {view.slot for _, view in listed.jobs}:
         text = f"no job of {', '.join(sorted(unknown))}; `skerry status` lists the jobs"
         raise Invalid("; ".join([text, *listed.unasked_lines]))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of State
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -18,7 +19,7 @@ from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 VERSION: Final = 1
 """The format version. A change that an older skerry would misread needs a new one, and a line in `UPGRADES`."""
@@ -95,7 +96,10 @@ class JournalEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The document. lineage: of the first apply of this run. folded: journal entries of the previous serial in here."""
+    """The document. lineage: of the first apply of this run. folded: journal entries of the previous serial in here.
+
+    accounts: where the entries are, see Target.identity; empty if an older skerry wrote the state.
+    """
 
     lineage: str
     serial: int
@@ -105,6 +109,7 @@ class State:
     written: str = ""
     folded: int = 0
     version: int = VERSION
+    accounts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def by_id(self) -> dict[Id, Entry]:
         """The entries by generation."""

@@ -20,7 +20,7 @@ from skerry.runtime.errors import Conflict, Corrupt, SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from skerry.infra.provision.state import Entry, Holder, Id
     from skerry.runtime.clock import Clock
@@ -54,8 +54,10 @@ class StateStore:
             serials = current
         return None
 
-    def hold(self, holder: Holder, base: State | None, run: str) -> LockedState:
-        """Lock the state by creating the serial after `base`, the state as loaded.
+    def hold(
+        self, holder: Holder, base: State | None, run: str, accounts: Mapping[str, str] | None = None
+    ) -> LockedState:
+        """Lock the state by creating the serial after `base`, the state as loaded. accounts: None keeps those of it.
 
         Raises Conflict if another process holds the lock, or the state has changed since it was loaded.
         """
@@ -69,7 +71,13 @@ class StateStore:
             raise Conflict(f"the state has changed: read={read} found={newest}; run the same command again")
         if current is None:
             current = State(lineage=self._clock.nonce(), serial=0, run=run)
-        locked = dataclasses.replace(current, serial=current.serial + 1, holder=holder, written=self._clock.utc_text())
+        locked = dataclasses.replace(
+            current,
+            serial=current.serial + 1,
+            holder=holder,
+            written=self._clock.utc_text(),
+            accounts=current.accounts if accounts is None else accounts,
+        )
         self._create(locked)
         return LockedState(self, self._store, self._clock, locked)
 

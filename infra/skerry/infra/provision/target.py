@@ -245,7 +245,11 @@ class StoreCloud(Protocol):
     """The cloud that holds the run's store. Thread-safe. Calls to it may raise Retryable, Unauthorized or Invalid."""
 
     def identity(self) -> Mapping[str, str]:
-        """The account, by the cloud's name: {"aws": "123456789012"}. A plan is bound to it."""
+        """The account, by the cloud's name: {"aws": "123456789012"}. A plan and the state are bound to it.
+
+        What other credentials would reach by the same names belongs in it, and nothing else: a colleague is not another
+        account. A cloud of several such places has a key for each: {"slurm/login.acme.org": "ada@hpc"}.
+        """
         ...
 
     def resources(self, context: RunContext, /) -> Sequence[Resource]:
@@ -283,7 +287,11 @@ class Target(Protocol):
     """A service that runs replicas as jobs. Thread-safe. Calls to it may raise Retryable, Unauthorized or Invalid."""
 
     def identity(self) -> Mapping[str, str]:
-        """The account, by the cloud's name: {"aws": "123456789012"}. A plan is bound to it."""
+        """The account, by the cloud's name: {"aws": "123456789012"}. A plan and the state are bound to it.
+
+        What other credentials would reach by the same names belongs in it, and nothing else: a colleague is not another
+        account. A cloud of several such places has a key for each: {"slurm/login.acme.org": "ada@hpc"}.
+        """
         ...
 
     def resources(self, context: RunContext, groups: Sequence[Replicas], /) -> Sequence[Resource]:

@@ -97,7 +97,7 @@ def test_plan_is_bound_to_the_namespaces_of_the_run(
     context = context_of(tmp_path)
     target = open_target(cluster.clock, sandbox.environment, context.spec.replicas)
     uid = sandbox.objects.get("namespaces", "", "train")["metadata"]["uid"]
-    assert target.identity() == {"kubernetes": f"train ({uid})"}
+    assert target.identity() == {"kubernetes/train": uid}
 
 
 def test_price_is_unknown_and_the_time_limit_is_the_shorter_one(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.google import home as google_home
 from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.shared import Absent
 from skerry.infra.spec.store_uri import FILE
 from skerry.infra.targets.kubernetes import checks, costs, job_views
 from skerry.infra.targets.kubernetes.cluster import Cluster
@@ -94,8 +95,13 @@ class Kubernetes:
 
     def identity(self) -> Mapping[str, str]:
         """See Target.identity. An operator may read the namespaces of the run, not more, so those are the account."""
-        uids = {name: self._cluster.get(f"/api/v1/namespaces/{name}")["metadata"]["uid"] for name in self._namespaces}
-        return {"kubernetes": ", ".join(f"{name} ({uid})" for name, uid in uids.items())}
+        return {f"kubernetes/{name}": self._uid(name) for name in self._namespaces}
+
+    def _uid(self, namespace: str) -> str:
+        try:
+            return str(self._cluster.get(f"/api/v1/namespaces/{namespace}")["metadata"]["uid"])
+        except Absent:
+            return "a cluster without it"
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources."""

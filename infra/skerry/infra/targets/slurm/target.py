@@ -61,9 +61,8 @@ class Slurm:
         self._own_prices = own_prices
 
     def identity(self) -> Mapping[str, str]:
-        """See Target.identity: user@cluster for each cluster of the spec."""
-        names = ["@".join(self._cluster_of(region).call(_WHO).split()) for region in self._regions]
-        return {"slurm": ", ".join(dict.fromkeys(names))} if names else {}
+        """See Target.identity: user@cluster for each login of the spec. Only its own user may cancel a job."""
+        return {f"slurm/{region}": "@".join(self._cluster_of(region).call(_WHO).split()) for region in self._regions}
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. Calls no cluster."""
