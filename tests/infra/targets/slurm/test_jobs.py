@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.targets.slurm.kit import Recorded, jobs_of, queue_line
+from tests.support.clocks import FakeClock
 
 from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.slurm import job_views, requests
@@ -16,6 +17,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from skerry.infra.provision.handler import Desired
@@ -121,6 +123,30 @@ def test_delete_cancels_a_live_job_and_waits_for_its_end(desired: Desired) -> No
     assert recorded.names() == ["squeue", "scancel", "squeue", "squeue"]
     gone = Recorded(squeue="")
     handler(gone).delete(desired.to_record({}))
+    assert gone.names() == ["squeue"]
+
+
+def test_job_of_another_user_is_neither_lost_nor_deleted(desired: Desired) -> None:
+    def execute(words: Sequence[str], _text: str) -> Answer:
+        line = " ".join(words)
+        if "scancel" in line:
+            return Answer(code=1, out="", err="scancel: error: Kill job error on job id 7: Access/permission denied")
+        return Answer(code=0, out="" if "--user" in line else queue_line(desired, 7, "RUNNING"), err="")
+
+    jobs = Jobs(lambda _: Cluster(FakeClock(), {}, None, execute))
+    (seen,) = jobs.read([known(desired)])
+    assert seen is not None
+    assert seen.condition is Condition.READY
+    with pytest.raises(Unauthorized, match="denied"):
+        jobs.delete(known(desired).to_record(known(desired).outputs))
+
+
+def test_job_with_the_id_of_a_recorded_one_on_another_cluster_is_kept(desired: Desired) -> None:
+    recorded = Recorded(squeue=queue_line(replace(desired, generation=3), 7, "RUNNING"))
+    handler(recorded).delete(known(desired).to_record(known(desired).outputs))
+    assert recorded.names() == ["squeue"]
+    gone = Recorded(squeue=Answer(code=1, out="", err="slurm_load_jobs error: Invalid job id specified"))
+    handler(gone).delete(known(desired).to_record(known(desired).outputs))
     assert gone.names() == ["squeue"]
 
 

@@ -29,6 +29,8 @@ _LISTED_S: Final = 10.0
 _SQUEUE: Final = (
     'exec env SLURM_TIME_FORMAT=%s squeue --user="$(id -un)" --noheader --states=all --Format="$1" ${2:+--name="$2"}'
 )
+# Of any user: a recorded job of another user may run too.
+_SQUEUE_JOBS: Final = 'exec env SLURM_TIME_FORMAT=%s squeue --noheader --states=all --Format="$1" --jobs="$2"'
 # A job gets the login's environment, and nothing of the operator's: no credentials.
 _SUBMIT: Final = (
     'mkdir -p -- "$1" && shift && exec env -i HOME="$HOME" PATH="$PATH" USER="$(id -un)" '
@@ -83,11 +85,14 @@ class Jobs:
         raise Invalid(f"a job cannot change: {desired.resource.address}: {', '.join(sorted(changed))}")
 
     def delete(self, state_record: StateRecord) -> None:
-        """See Handler.delete. A job that has ended, or that Slurm has forgotten, counts as deleted."""
+        """See Handler.delete. A job that has ended, or that Slurm has forgotten, counts as deleted.
+
+        One of another user raises Unauthorized.
+        """
         cluster = self._cluster_of(state_record.region)
-        for row in listed(cluster):
-            known = state_record.outputs.get("id")
-            if row.live and (row.id == known if known is not None else row.full_name == state_record.name):
+        known = state_record.outputs.get("id")
+        for row in listed(cluster) if known is None else _of_ids(cluster, [known]):
+            if row.live and _is_named(row, state_record, unmarked=known is not None):
                 _end(cluster, row)
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
@@ -138,11 +143,25 @@ def described(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Ro
             if known is None
             else by_id.get(known)
         )
-    missing = [at for at, record in enumerate(state_records) if rows[at] is None and record.outputs.get("id")]
-    if missing:
+    if missing := _unknown(state_records, rows):
+        others = {row.id: row for row in _of_ids(cluster, [state_records[at].outputs["id"] for at in missing])}
+        for at in missing:
+            row = others.get(state_records[at].outputs["id"])
+            rows[at] = row if row is not None and _is_named(row, state_records[at], unmarked=True) else None
+    if missing := _unknown(state_records, rows):
         for at, row in zip(missing, _ended(cluster, [state_records[at] for at in missing]), strict=True):
             rows[at] = row
     return rows
+
+
+def _of_ids(cluster: Cluster, ids: Sequence[str]) -> list[Row]:
+    """Return the jobs of these ids, of any user, that Slurm still knows and shows."""
+    try:
+        return responses.queue_rows(cluster.call(_SQUEUE_JOBS, [responses.FORMAT, ",".join(ids)]))
+    except Invalid as error:
+        if _GONE not in str(error).lower():
+            raise
+        return []
 
 
 def cancel(cluster: Cluster, job: str) -> None:
@@ -152,6 +171,11 @@ def cancel(cluster: Cluster, job: str) -> None:
     except Invalid as error:
         if _GONE not in str(error).lower():
             raise
+
+
+def _unknown(state_records: Sequence[StateRecord], rows: Sequence[Row | None]) -> list[int]:
+    """Return the places of the records with an id of which there is no row."""
+    return [at for at, record in enumerate(state_records) if rows[at] is None and record.outputs.get("id")]
 
 
 def _ended(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Row | None]:
@@ -177,7 +201,7 @@ def _end(cluster: Cluster, row: Row) -> None:
     cancel(cluster, row.id)
 
     def ended() -> bool | None:
-        return None if any(job.id == row.id and job.live for job in listed(cluster, row.name)) else True
+        return None if any(job.live for job in _of_ids(cluster, [row.id])) else True
 
     wait_for(cluster.clock, f"the job {row.full_name} has ended", cluster.clock.now() + _ENDED_S, ended)
 
@@ -191,6 +215,14 @@ def _observed(row: Row, desired: Desired) -> Observed:
 def _is_this(row: Row, desired: Desired) -> bool:
     """Return whether it is this job: a job from before a destroy may have other settings."""
     return row.mark is not None and row.mark == responses.mark_of(requests.comment(desired))
+
+
+def _is_named(row: Row, record: StateRecord, *, unmarked: bool) -> bool:
+    """Return whether it has the record's name: another cluster gave the same id to another job.
+
+    unmarked: a job whose comment is lost, and with it its generation, counts too.
+    """
+    return row.full_name == record.name or (unmarked and row.mark is None)
 
 
 def _is_recorded(row: Row, record: StateRecord) -> bool:
