@@ -14,6 +14,7 @@ from torchft.optim import OptimizerWrapper
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
 from skerry.serverless import MockManager, ObjectStoreAllReduce
+from skerry.serverless.replica_entrypoint import share_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +98,20 @@ def test_optimizer_wrapper_commits_every_step(tmp_path: Path) -> None:
         assert manager.current_step() == 2
 
     assert_same_parameters(*models_after(tmp_path.as_uri(), train))
+
+
+def test_tied_weights_begin_as_those_of_rank_0(tmp_path: Path) -> None:
+    """They are larger than a unit of the average, so that one of their views is written before the other is read."""
+
+    def train(manager: MockManager, model: torch.nn.Sequential, inner: torch.optim.Optimizer) -> None:
+        del inner
+        tied = torch.nn.Parameter(torch.full((1 << 20,), 1.0 + manager.rank))
+        for number in range(2):
+            model[number].register_parameter("tied", tied)
+        share_weights(manager, model)
+        assert tied.detach().unique().tolist() == [1.0]
+
+    models_after(tmp_path.as_uri(), train)
 
 
 def test_ranks_are_fixed(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def train(rendezvous: ObjectStoreAllReduce, task: Callable[[int, int], Task], op
 
 def share_weights(manager: MockManager, model: torch.nn.Module) -> None:
     """Give all ranks the state of rank 0's model, in one exchange."""
-    for tensor in model.state_dict().values():
+    # A tied weight has several names. The exchange works in place: of two views of it, the second would read a result.
+    tensors = {(tensor.data_ptr(), tensor.nbytes): tensor for tensor in model.state_dict().values()}
+    for tensor in tensors.values():
         if not manager.is_leader():
             tensor.zero_()
         manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
