@@ -13,7 +13,8 @@ import torch.distributed as dist
 from tests.kit.ranks import on_ranks
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, Retryable
+from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.ranks.interface import Address, SingleRank
 from skerry.runtime.ranks.tcpstore import join_group
@@ -221,5 +222,43 @@ def test_rank_with_nothing_to_save_takes_part_in_the_exchange(tmp_path: Path) ->
         saved(copies, 2, rank=rank)
         dist.barrier()
         assert job.start(rank).newest("unfinished") == (2, 2)
+
+    on_ranks(2, work)
+
+
+@pytest.mark.slow
+def test_rank_with_a_full_disk_takes_part_in_the_exchange(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, 1)
+
+    def work(rank: int) -> None:
+        copies = job.start(rank)
+        create = copies._place.create
+
+        def create_until_full(key: str, data: Any) -> bool:
+            if rank == 0 and key.startswith(f"{keys.local_prefix('unfinished', 0)}00000002/") and "manifest" in key:
+                raise Retryable("No space left on device")
+            return create(key, data)
+
+        copies._place.create = create_until_full  # type: ignore[method-assign]
+        saved(copies, 1, 2, rank=rank)
+        assert copies._complete("unfinished", 0) == ([1] if rank == 0 else [2, 1])
+        assert copies._complete("unfinished", 1) == [2, 1]
+        assert {path.parent.name for path in files(job.folder(0)) if "rank0" in path.parts} == {"00000001"}
+        dist.barrier()
+        copy = job.start(rank).load("unfinished", 2)
+        assert copy is not None
+        assert_is(copy.state, rank, 2)
+
+    on_ranks(2, work, timeout_s=30.0)
+
+
+@pytest.mark.slow
+def test_saves_of_different_numbers_are_not_paired(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, 1)
+
+    def work(rank: int) -> None:
+        copies = saved(job.start(rank), 1 + rank, rank=rank)
+        assert copies._complete("unfinished", rank) == [1 + rank]
+        assert copies._complete("unfinished", 1 - rank) == []
 
     on_ranks(2, work)

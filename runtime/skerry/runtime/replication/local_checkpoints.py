@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.near_copies import Kind, NearCopy
@@ -57,17 +59,27 @@ class LocalCopies:
 
     @classmethod
     def of_run(cls, run: Run) -> Self | None:
-        """The copies that run.json asks for; None if it has no `peers`."""
+        """The copies that run.json asks for; None if it has no `peers`. Raises Invalid for a folder of another user."""
         if (peers := run.peers) is None:
             return None
         memory = Path("/dev/shm")  # noqa: S108  what is loaded from it is compared with the digests in the bucket
         folder = memory if peers.memory and memory.is_dir() else Path(tempfile.gettempdir())
         return cls(
-            folder=folder / f"skerry-{os.getuid()}",
+            folder=_own_folder(folder / f"skerry-{os.getuid()}"),
             copies=peers.copies,
             apart=peers.apart,
             every=timedelta(seconds=peers.every_s),
         )
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder, made if it is missing. Its parent is shared, so another user may have made one of its name."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise Invalid(f"local copies need a folder that only this user can enter: {folder}; remove it, or chmod 700 it")
+    return folder
 
 
 class LocalCheckpoints:
@@ -175,36 +187,61 @@ class LocalCheckpoints:
                 self._failed(kind, number, error)
 
     def _write(self, kind: Kind, number: int, commit: str, state: object) -> None:
-        """state: None on a rank that has nothing to save; it takes part in the exchange."""
+        """state: None on a rank that has nothing to save; it takes part in the exchange, as one that cannot write."""
+        failed: list[Exception] = []
+
+        def put(owner: int, commit: str, state: object) -> None:
+            try:
+                self._put(kind, owner, number, commit, state)
+            except Exception as error:  # noqa: BLE001  the peers wait for this rank
+                failed.append(error)
+
         try:
             if state is not None:
-                self._put(kind, self._rank, number, commit, state)
-            if self._clique is not None:
-                sealed = BasicTensorAwareStateDict({"commit": commit, "state": state})
-                copies, owners = self._clique.replicate(sealed, self._rank)
-                for copy, owner in zip(copies, owners, strict=True):
-                    received = cast("BasicTensorAwareStateDict", copy).state_dict
-                    if owner != self._rank and received["state"] is not None:
-                        self._put(kind, owner, number, received["commit"], received["state"])
+                put(self._rank, commit, state)
+            for owner, received in self._exchange(kind, number, commit, state).items():
+                if received["state"] is not None:
+                    put(owner, received["commit"], received["state"])
             for owner in self._ranks:
                 self._remove_old(kind, owner)
-            emit("local_copy_saved", {"kind": kind, "number": number, "slot": self._slot, "rank": self._rank})
+            if failed:
+                self._failed(kind, number, failed[0])
+            else:
+                emit("local_copy_saved", {"kind": kind, "number": number, "slot": self._slot, "rank": self._rank})
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on, the bucket has what it needs
             self._failed(kind, number, error)
 
+    def _exchange(self, kind: Kind, number: int, commit: str, state: object) -> dict[int, dict[str, Any]]:
+        """The states of the peers. Raises Invalid if a peer exchanges another save."""
+        if self._clique is None:
+            return {}
+        sealed = BasicTensorAwareStateDict({"commit": commit, "state": state})
+        copies, ids = self._clique.replicate(sealed, (self._rank, kind, number))
+        if others := [id_ for id_ in ids if id_[1:] != (kind, number)]:
+            raise Invalid(f"ranks exchange different saves: rank {self._rank}: {kind} {number}, others: {others}")
+        pairs = zip(ids, cast("list[BasicTensorAwareStateDict]", copies), strict=True)
+        return {owner: copy.state_dict for (owner, *_), copy in pairs if owner != self._rank}
+
     def _put(self, kind: Kind, owner: int, number: int, commit: str, state: object) -> None:
-        checkpoint.save(
-            self._place,
-            run=self._run,
-            round_number=number,
-            commit=commit,
-            members=(),
-            batches=0,
-            writer=self._slot,
-            nonce=self._clock.nonce(),
-            state=state,
-            folder=keys.local_prefix(kind, owner),
-        )
+        """Write a save. If that fails, its parts are removed: a full disk would stay full."""
+        folder = keys.local_prefix(kind, owner)
+        try:
+            checkpoint.save(
+                self._place,
+                run=self._run,
+                round_number=number,
+                commit=commit,
+                members=(),
+                batches=0,
+                writer=self._slot,
+                nonce=self._clock.nonce(),
+                state=state,
+                folder=folder,
+            )
+        except Exception:
+            if number not in self._complete(kind, owner):
+                self._delete_save(folder, number)
+            raise
 
     def _complete(self, kind: Kind, owner: int) -> list[int]:
         return checkpoint.complete(self._place, keys.local_prefix(kind, owner))
@@ -220,13 +257,16 @@ class LocalCheckpoints:
         except (Corrupt, Retryable) as error:
             self._failed(kind, number, error)
         self._place.delete(keys.checkpoint_manifest(number, folder))
-        self._delete(keys.start_after(folder, number), keys.start_after(folder, number + 1), folder)
+        self._delete_save(folder, number)
         return None
 
     def _remove_old(self, kind: Kind, owner: int) -> None:
         numbers, folder = self._complete(kind, owner), keys.local_prefix(kind, owner)
         if len(numbers) > _KEPT:
             self._delete("", keys.start_after(folder, numbers[_KEPT - 1]), folder)
+
+    def _delete_save(self, folder: str, number: int) -> None:
+        self._delete(keys.start_after(folder, number), keys.start_after(folder, number + 1), folder)
 
     def _delete(self, start: str, end: str, folder: str) -> None:
         """Manifests first: a save is complete or invisible."""
