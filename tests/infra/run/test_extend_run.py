@@ -135,7 +135,7 @@ def test_changeable_settings_are_marked_in_schema_and_errors(store: DirectorySto
         "Outer.momentum": "skerry extend --outer-momentum",
     }
     assert sorted(run_record.CHANGEABLE.values()) == sorted(marks.values())
-    changed = spec_of(path, "outer.momentum=0.5", "outer.rounds=2", "outer.sync_every=7", "replicas[0].count=3")
+    changed = spec_of(path, "outer.momentum=0.8", "outer.rounds=2", "outer.sync_every=7", "replicas[0].count=3")
     with pytest.raises(Invalid) as refused:
         run_record.create_or_load_run(store, changed, FakeClock())
     _, *lines = str(refused.value).splitlines()
@@ -143,7 +143,7 @@ def test_changeable_settings_are_marked_in_schema_and_errors(store: DirectorySto
         "replicas: a-0, a-1 -> a-0, a-1, a-2; may change at any time",
         "rounds: 3 -> 2; a run can only become longer; stop it to end it before",
         "sync_every: 100 -> 7; fixed when the run starts",
-        "momentum: 0.9 -> 0.5; `skerry extend --outer-momentum 0.5` changes it",
+        "momentum: 0.5 -> 0.8; `skerry extend --outer-momentum 0.8` changes it",
     ]
     assert lines[-1] == (
         f"what is fixed needs a new run: write e.g. `run: test-run-2`, and `init_from: {store.uri}` to start with the "
