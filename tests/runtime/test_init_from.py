@@ -13,10 +13,14 @@ from torch import nn
 from torchft.local_sgd import DiLoCo
 
 from skerry.infra.run.source_checkpoint import find_source
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.export import load
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
+from skerry.runtime.mirrors.fork import fork as restore
+from skerry.runtime.mirrors.mirror import Mirror
+from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -246,6 +250,23 @@ def test_damaged_copy_is_never_loaded(source: Store, store: Store, what: str) ->
     with pytest.raises(Corrupt, match=expected):
         Island(store, "a").join()
     assert not store.list(keys.CHECKPOINTS)
+
+
+def test_copies_of_the_run_verify_the_model_it_starts_from(source: Store, store: Store, tmp_path: Path) -> None:
+    train_source(source)
+    fork(source, store)
+    train_all(islands_of(store, ["a", "b"]), rounds=1)
+    mirror, other, target = (open_store((tmp_path / name).as_uri()) for name in ("mirror", "other", "target"))
+    charges: list[int] = []
+    Mirror(store, mirror, SystemClock(), charge=charges.append).catch_up()
+    (part,) = [entry for entry in mirror.list(keys.INITIAL) if not entry.key.endswith(keys.MANIFEST)]
+    assert charges[0] == part.size
+    damage(store, part.key)
+    with pytest.raises(Corrupt, match=part.key):
+        Mirror(store, other, SystemClock()).catch_up()
+    damage(mirror, part.key)
+    with pytest.raises(Corrupt, match=part.key):
+        restore(mirror, find_cut(mirror), target, "2026-01-01")
 
 
 def test_run_without_a_source_has_the_same_bytes_as_before(store: Store) -> None:

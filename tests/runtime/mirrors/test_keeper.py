@@ -89,6 +89,9 @@ def test_limit_counts_the_bytes_of_all_slots_and_of_earlier_incarnations() -> No
     with pytest.raises(SpentError, match=r"\$9\.00 are spent"):
         again.charge(1_000_000_001)
     again.charge(1_000_000_000)  # what was refused is not counted
+    # What was not sent is taken back, beyond the limit, too.
+    Budget(mirror, settings.model_copy(update={"max_usd": 1.0}), "0" * 32, "a").charge(-600_000_000)
+    again.charge(600_000_000)
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,18 @@ def test_checkpoint_leads_past_payloads_that_are_lost(original: tuple[Named, lis
                 del stored[key]
     for key in sorted(stored.keys() - later):
         source.create(key, stored[key])
-    copier = Mirror(source, mirror, CLOCK, MirrorOptions(every=10))
+    stored["artifacts/a/00000001-0000/metrics.txt"] = bytearray(b"loss")
+    charges: list[int] = []
+    copier = Mirror(source, mirror, CLOCK, MirrorOptions(every=10), charge=charges.append)
     assert copier.catch_up().checkpoint == 2
     for key in later:
         source.create(key, stored[key])
     copier.catch_up()
     assert find_cut(mirror).round == ROUNDS
+    # What was not sent was given back.
+    bulk = (keys.CODE, keys.ARTIFACTS, keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
+    sizes = [e.size for e in mirror.list("") if e.key.startswith(bulk) and not e.key.endswith(keys.MANIFEST)]
+    assert sum(charges) == sum(sizes)
 
 
 def copy_of(store: Store, skipped: Iterable[str] = ()) -> Named:

@@ -30,12 +30,17 @@ class Budget:
         self._mirror, self._settings, self._run, self._slot = mirror, settings, run, slot
 
     def charge(self, size: int) -> None:
-        """Counts bytes that are about to be copied. Raises SpentError, and does not count them, beyond the limit."""
+        """Counts bytes that are about to be copied. Raises SpentError, and does not count them, beyond the limit.
+
+        size: negative takes back what was not sent.
+        """
         limit, price = self._settings.max_usd, self._settings.usd_per_gb / 1e9
         if limit is None or not price:
             return
         own = self._spent(keys.spent(self._slot))
-        self._put(own + size)
+        self._put(max(0, own + size))
+        if size < 0:
+            return
         whole = sum(self._spent(entry.key) for entry in self._mirror.list(keys.SPENT))
         if whole * price > limit:
             self._put(own)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Record)
 
-_COPIED_AS_THEY_ARE: Final = (keys.CODE, keys.INITIAL, keys.ARTIFACTS)
+_COPIED_AS_THEY_ARE: Final = (keys.CODE, keys.ARTIFACTS)
 
 
 def fork(
@@ -96,6 +96,11 @@ class _Fork:
             raise Conflict(f"{target.uri} has run {existing.name} already; name an empty prefix with --to")
         for folder in _COPIED_AS_THEY_ARE:
             self._copy([(entry.key, None) for entry in self._source.list(folder)])
+        for entry in self._source.list(keys.INITIAL):
+            if (initial := run.init_from) and entry.key.endswith(keys.MANIFEST):
+                parts = self._read(CheckpointManifest, entry.key).parts
+                self._copy([(keys.checkpoint_part(initial.round, part.digest, keys.INITIAL), part) for part in parts])
+                self._copy([(entry.key, None)])
         for folder, kind in ((keys.MEMBERS, Member), (keys.OUTCOMES, Outcome)):
             listed = [entry.key for entry in self._source.list(folder)]
             self._put_all(listed, self._read_all(kind, listed), run=self._nonce)

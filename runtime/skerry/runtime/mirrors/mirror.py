@@ -7,6 +7,7 @@ damage is never copied. A repeat goes on where the copy ends; several writers at
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Part
@@ -31,6 +32,8 @@ KEPT: Final = 2
 """Complete checkpoints that stay in a mirror: the newest may be damaged there."""
 # Receipts of the newest rounds may come late.
 _LATE: Final = 4
+# The others of `_copy_folders` hold small records.
+_CHARGED: Final = (keys.CODE, keys.ARTIFACTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,8 @@ class Mirror:
     ) -> None:
         """by: the operator or the slot that copies, for people. recent: records of rounds that need not be read.
 
-        charge: called with the bytes of tensors that are about to be copied; what it raises ends the copy.
+        charge: called with the bytes of tensors and files that are about to be copied; what it raises ends the copy.
+        Called with a negative number for those that were not sent.
         Raises Invalid if the source has no run or is a mirror, or if the target is the source, or has a run that is
         not its mirror.
         """
@@ -107,7 +111,8 @@ class Mirror:
         self._look_at_mirror()
         rounds = self._log.find_head(self._copied)
         # After the look at the head, so that all starts are there that its contributions name.
-        self._copy_folders(keys.CODE, keys.INITIAL, keys.SETTINGS, keys.MEMBERS)
+        self._copy_folders(keys.CODE, keys.SETTINGS, keys.MEMBERS)
+        self._copy_initial()
         self._copy_all([keys.RUN])
         receipts = range(max(0, self._copied - _LATE), self._copied)
         while self._copied < rounds:
@@ -161,10 +166,23 @@ class Mirror:
     def _copy_folders(self, *folders: str) -> None:
         for folder in folders:
             here = {entry.key for entry in self._target.list(folder)}
-            missing = [entry.key for entry in self._source.list(folder) if entry.key not in here]
-            # Parts are created before the manifest that names them.
-            for manifests in (False, True):
-                self._copy_all([key for key in missing if key.endswith(keys.MANIFEST) == manifests])
+            missing = [entry for entry in self._source.list(folder) if entry.key not in here]
+            with self._charged(sum(entry.size for entry in missing) if folder in _CHARGED else 0) as sent:
+                # Parts are created before the manifest that names them.
+                for manifests in (False, True):
+                    chosen = [entry.key for entry in missing if entry.key.endswith(keys.MANIFEST) == manifests]
+                    self._copy_all(chosen, sent)
+
+    def _copy_initial(self) -> None:
+        """Copies the model that the run started from."""
+        here = {entry.key for entry in self._target.list(keys.INITIAL)}
+        for entry in self._source.list(keys.INITIAL):
+            if (initial := self.run.init_from) and entry.key.endswith(keys.MANIFEST) and entry.key not in here:
+                data = self._need(entry.key, initial.manifest)
+                parts = CheckpointManifest.parse(data, entry.key).parts
+                at = [keys.checkpoint_part(initial.round, part.digest, keys.INITIAL) for part in parts]
+                self._copy_parts(list(zip(at, parts, strict=True)), lambda: False)
+                self._put(entry.key, data)
 
     def _copy_round(self, number: int) -> None:
         key = keys.commit(number)
@@ -252,8 +270,6 @@ class Mirror:
         folders = {key.rpartition("/")[0] + "/" for key, _ in parts}
         here = {entry.key: entry.size for folder in folders for entry in self._target.list(folder)}
         missing = [(key, part) for key, part in parts if here.get(key) != part.total_bytes]
-        if missing and self._charge is not None:
-            self._charge(sum(part.total_bytes for _, part in missing))
 
         def copy(index: int) -> bool:
             key, part = missing[index]
@@ -263,10 +279,24 @@ class Mirror:
                     return False
                 raise Corrupt(f"{self._source.uri}/{key} is missing, which a record names; see `skerry doctor`")
             check_whole(data, part, key)
+            sent.append(len(data))
             self._put(key, data)
             return True
 
-        return all(run_parallel(self._target, len(missing), copy))
+        with self._charged(sum(part.total_bytes for _, part in missing)) as sent:
+            return all(run_parallel(self._target, len(missing), copy))
+
+    @contextmanager
+    def _charged(self, size: int) -> Generator[list[int]]:
+        """Counts bytes before they are copied, and gives those back that were not sent, which the block lists."""
+        sent: list[int] = []
+        if size and self._charge is not None:
+            self._charge(size)
+        try:
+            yield sent
+        finally:
+            if size > sum(sent) and self._charge is not None:
+                self._charge(sum(sent) - size)
 
     def _delete_old(self) -> None:
         """Deletes what the newest checkpoints of the mirror do not need: older ones, manifests first, and payloads."""
@@ -281,10 +311,12 @@ class Mirror:
             run_parallel(self._target, len(chosen), lambda index, chosen=chosen: self._target.delete(chosen[index]))
         self._checkpoints = set(kept)
 
-    def _copy_all(self, chosen: Sequence[str]) -> None:
+    def _copy_all(self, chosen: Sequence[str], sent: list[int] | None = None) -> None:
         def copy(index: int) -> None:
             data = self._source.read(chosen[index])
             if data is not None:
+                if sent is not None:
+                    sent.append(len(data))
                 self._put(chosen[index], bytes(data))
 
         run_parallel(self._target, len(chosen), copy)
