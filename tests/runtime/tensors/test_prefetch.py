@@ -90,6 +90,16 @@ def test_prefetch_holds_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
     assert set(ahead.finish()) == {keys.payload(0, "a", part.digest) for part in sources[0].parts}
 
 
+def test_no_more_is_read_than_the_record_says() -> None:
+    store = WatchedStore()
+    sources, _ = members(store)
+    (part, *_) = sources[0].parts
+    ahead = Prefetch(store)
+    ahead.offer(0, "a", [part.model_copy(update={"total_bytes": part.total_bytes - 1})])
+    store.wait_for_reads(1)
+    assert [len(data) for data in ahead.finish().values()] == [part.total_bytes - 1]
+
+
 def test_absent_object_is_left_to_the_average() -> None:
     store = WatchedStore()
     sources, _ = members(store)

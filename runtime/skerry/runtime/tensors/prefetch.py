@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
+from skerry.runtime.store.interface import Span
 from skerry.runtime.store.retrying import read_existing
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Prefetch:
             key = keys.payload(round_number, slot, part.digest)
             if key not in self._jobs and part.total_bytes <= self._left:
                 self._left -= part.total_bytes
-                self._jobs[key] = self._pool.submit(self._read, key)
+                self._jobs[key] = self._pool.submit(self._read, key, part.total_bytes)
 
     def finish(self) -> dict[str, memoryview]:
         """Begin no more, wait for what is in flight, and return the objects that were read, by key."""
@@ -48,7 +49,7 @@ class Prefetch:
         done = {key: job.result() for key, job in self._jobs.items() if not job.cancelled()}
         return {key: data for key, data in done.items() if data is not None}
 
-    def _read(self, key: str) -> memoryview | None:
+    def _read(self, key: str, size: int) -> memoryview | None:
         with suppress(SkerryError):  # it is read again when it is used, and the error is raised there
-            return read_existing(self._store, key)
+            return read_existing(self._store, key, Span(0, size))
         return None
