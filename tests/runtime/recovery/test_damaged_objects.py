@@ -27,7 +27,7 @@ from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import open_run
-from skerry.runtime.log.records import GENESIS, Heartbeat
+from skerry.runtime.log.records import GENESIS, Heartbeat, Receipt
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.open_session import SessionOptions, join_run
 from skerry.runtime.training.torchft_trainer import TorchTrainer
@@ -108,6 +108,29 @@ def test_blocked_replica_without_catch_up_also_asks_for_a_checkpoint() -> None:
     together([lambda island=island: train(island) for island in islands])
     assert store.blocked == {"r-0", "r-2"}
     assert_same_parameters(islands)
+
+
+def test_receipt_is_written_although_a_check_fails() -> None:
+    def fail() -> str:
+        raise ValueError("a fault of the check")
+
+    clock, store = FakeClock(), MemoryStore()
+    open_run(store, run_record(clock, slots=("a",)))
+    session = join_run(store, "a", SessionOptions(min_replicas=1, deadline_s=100.0, heartbeat_s=1.0), clock)
+    recorder = Recorder(session.log, session.presence, SharedState(), clock.nonce, session.collector, session.group)
+    facts = RoundFacts(
+        averages=(),
+        contributed=True,
+        uploaded_bytes=0,
+        downloaded_bytes=0,
+        requests=0,
+        seconds={"wait": 1.0},
+        checks=(fail, lambda: "unit 3 is wrong"),
+    )
+    recorder.record(LogPosition(round=1, previous=GENESIS, members=("a",), batches=1, work=1.0), facts, "average", None)
+    recorder.close(wait=True)
+    receipt = Receipt.parse(store.read(keys.receipt(0, "a")) or b"", "receipt")
+    assert receipt.disputed == "unit 3 is wrong"
 
 
 def test_writer_of_the_last_checkpoint_does_not_write_it_twice() -> None:

@@ -17,13 +17,14 @@ from tests.runtime.tensors.payloads import BusyStore, filled, index_for, publish
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.log import keys
+from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.tensors import layout as tensor_layout
 from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import encode
 from skerry.runtime.tensors.piece_sums import Workspace, plan_of
-from skerry.runtime.tensors.recompute import is_confirmed, wrong_units
+from skerry.runtime.tensors.recompute import is_confirmed, spot_check, wrong_units
 from skerry.runtime.tensors.reduce import average
 from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
@@ -244,6 +245,21 @@ def test_spot_check_finds_a_unit_that_is_sound_and_wrong() -> None:
     sample = fleet.reduce("r-0")[1].sample
     assert sample is not None
     assert not is_confirmed(fleet.store, fleet.sources, fleet.index, sample)
+
+
+def test_spot_check_gives_up_an_outage_long_before_the_deadline() -> None:
+    fleet, clock = Fleet(large(elements=600_000), 2), FakeClock()
+    fleet.reduce("r-1", patient=False)
+    sample = fleet.reduce("r-0")[1].sample
+    assert sample is not None
+
+    def fail(*_: object) -> None:
+        raise Retryable("outage")
+
+    fleet.store.spoil = fail
+    began, store = clock.now(), Retrying(fleet.store, clock, deadline_s=600.0)
+    assert spot_check(store, fleet.sources, fleet.index, sample, rank=0, by="r-0") is None
+    assert clock.now() - began < 60.0
 
 
 @pytest.mark.parametrize("layout", [1, 2])

@@ -373,8 +373,15 @@ def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
 
 
 def _checked(receipt: Receipt, checks: Sequence[Callable[[], str | None]]) -> Receipt:
-    """The receipt, with what the checks dispute."""
-    wrong = [fault for check in checks if (fault := check()) is not None]
+    """The receipt, with what the checks dispute. A check that fails disputes nothing."""
+    wrong = list[str]()
+    for check in checks:
+        try:
+            fault = check()
+        except Exception as error:  # noqa: BLE001  it is not known if the average is right
+            _failed("receipt_failed", receipt.round, error)
+        else:
+            wrong += [] if fault is None else [fault]
     return receipt.model_copy(update={"disputed": "; ".join(wrong)[:MAX_REASON]}) if wrong else receipt
 
 

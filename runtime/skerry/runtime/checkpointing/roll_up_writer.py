@@ -21,7 +21,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups
 from skerry.runtime.log.roll_up import MAX_BYTES, ROUNDS, RollUp
 from skerry.runtime.log.round_summary import RecordedRound
-from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.store.retrying import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class RollUpWriter:
         self._pool = pool
         self._settings = settings
         # Apart: a role without the right to write roll-ups must not look like an outage of the store.
-        self._store = log.store.apart(_CALL_S) if isinstance(log.store, Retrying) else log.store
+        self._store = apart(log.store, _CALL_S)
         self._last: tuple[range, int] | None = None
         self._end: Future[None] | None = None
         self._closing = False

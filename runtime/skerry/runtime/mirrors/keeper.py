@@ -14,7 +14,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.log.records import MirrorState
 from skerry.runtime.mirrors.budget import Budget, SpentError
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
-from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.store.retrying import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,7 +153,7 @@ class _KeptMirror:
     def _opened(self) -> Mirror:
         if self._mirror is None:
             # Apart: what fails here must not look like an outage of the run's store.
-            source, target = _apart(self._log.store), _apart(self._open_mirror(self.settings.uri))
+            source, target = apart(self._log.store, _CALL_S), apart(self._open_mirror(self.settings.uri), _CALL_S)
             self._mirror = Mirror(
                 source,
                 target,
@@ -185,7 +185,3 @@ class _KeptMirror:
 
     def _set(self, **changes: object) -> None:
         self.state = self.state.model_copy(update=changes)
-
-
-def _apart(store: Store) -> Store:
-    return store.apart(_CALL_S) if isinstance(store, Retrying) else store

@@ -74,6 +74,11 @@ def read_existing(
     return (store.read_existing if isinstance(store, Retrying) else store.read)(key, span, into)
 
 
+def apart(store: Store, deadline_s: float) -> Store:
+    """`Retrying.apart` where the store is one, else the store."""
+    return store.apart(deadline_s) if isinstance(store, Retrying) else store
+
+
 class Retrying:
     """A Store over another one: Retryable is retried until a deadline, and `create` is reliable. Thread-safe.
 

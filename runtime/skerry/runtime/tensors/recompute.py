@@ -10,12 +10,13 @@ import logging
 import time
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from skerry.runtime.errors import Corrupt, SkerryError
 from skerry.runtime.events import emit
+from skerry.runtime.store.retrying import apart
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES
 from skerry.runtime.tensors.layout import BLOCK_BYTES
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.piece_sums import Piece, Reduction
     from skerry.runtime.tensors.reduce import Source
+
+_CALL_S: Final = 10.0
+"""A spot check waits no longer for one request: the receipt is written after it."""
 
 
 class WrongUnit(NamedTuple):
@@ -62,7 +66,7 @@ def spot_check(
     rank, by: of this replica, for the event.
     """
     try:
-        if is_confirmed(store, sources, index, sample):
+        if is_confirmed(apart(store, _CALL_S), sources, index, sample):
             return None
     except SkerryError:  # the contributions are damaged or gone, or the store is: others report that
         return None
