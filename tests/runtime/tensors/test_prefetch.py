@@ -90,7 +90,7 @@ def test_prefetch_holds_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
     assert set(ahead.finish()) == {keys.payload(0, "a", part.digest) for part in sources[0].parts}
 
 
-def test_no_more_is_read_than_the_record_says() -> None:
+def test_prefetch_reads_at_most_the_recorded_size() -> None:
     store = WatchedStore()
     sources, _ = members(store)
     (part, *_) = sources[0].parts

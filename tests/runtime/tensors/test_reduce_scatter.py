@@ -208,6 +208,7 @@ def test_damaged_unit_is_made_again(position: int) -> None:
 def test_spot_check_confirms_sound_units(codec: Codec, layout: Layout) -> None:
     elements = {"int4": 2_500_000, "int2": 4_500_000}.get(codec, 1_500_000)
     fleet = Fleet(replace(large(codec, elements), layout=layout), 4, weights=[1.0, 3.0, 0.5, 1.0])
+    fleet.store.poll_cap = 60.0  # on a busy machine, too, no member takes over another one's units
     samples = [result.sample for _, result in fleet.together(fleet.slots)]
     assert [sample is not None for sample in samples] == [True, False, False, False], "r-0 has the turn"
     (sample, *_) = samples
