@@ -46,6 +46,8 @@ def test_printed_variables_lead_to_an_account_of_the_commands_lifetime() -> None
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skerry.testing.sandbox", None)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     result = CliRunner().invoke(app, ["sandbox"])
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert result.exit_code == 2
     assert "pip install 'skerry[testing]'" in result.output

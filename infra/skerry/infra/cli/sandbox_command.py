@@ -44,7 +44,8 @@ def sandbox(
     both = aws == google
     with errors_as_exit_codes(as_json=as_json), contextlib.ExitStack() as stack:
         # Blocked before any thread starts: only the wait below gets them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         environment = _start(stack, aws=aws or both, google=google or both, run_jobs=run_jobs)
         typer.echo(json.dumps(dict(environment)) if as_json else "\n".join(_shell_lines(environment)))
         jobs = "are containers of this machine" if run_jobs else "wait, because --run-jobs is not set"
