@@ -22,7 +22,7 @@ def assert_shows(output: str, lines: list[str]) -> None:
         if line == "...":
             gap = True
             continue
-        assert line in actual[at:], f"missing, or in another order: {line}"
+        assert line in actual[at:], f"missing, or in another order: {line}\n{output}"
         position = actual.index(line, at)
         assert gap or position == at, f"lines missing before {line!r}: {actual[at:position]}"
         at, gap = position + 1, False

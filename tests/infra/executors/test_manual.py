@@ -46,7 +46,7 @@ def test_example_of_the_manual_launches_and_collects(aws: Place, monkeypatch: py
 
 def test_options_in_the_manual_exist() -> None:
     rows = [line.split("|")[1:3] for line in section().splitlines() if line.startswith("| `")]
-    assert len(rows) == 7
+    assert len(rows) == 9
     for name, options in rows:
         executor = getattr(executors, name.strip(" `"))
         fields = {field.name for field in dataclasses.fields(executor)}

@@ -108,7 +108,7 @@ class Newer(Poisoned):
         if folder != f"{keys.PAYLOADS}00000001/c":
             return super().create(key, data)
         body = b"".join(buffers_of(data))
-        newer = body[:8] + (3).to_bytes(8, "little") + body[16:]
+        newer = body[:8] + (99).to_bytes(8, "little") + body[16:]
         header_bytes = -(-(24 + int.from_bytes(body[16:24], "little")) // 64) * 64
         renamed = xxhash.xxh3_128_hexdigest(newer[:header_bytes])
         self._names = (name.encode(), renamed.encode())

@@ -164,7 +164,8 @@ class Workspace:
             return False
         for name in ("code", "logs"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for path in [self.folder / "processes.json", self.folder / "lock", *self.folder.glob("processes.*.partial")]:
+        named = (self.folder / "processes.json", self.folder / "lock", self.uri_file)
+        for path in (*named, *self.folder.glob("processes.*.partial")):
             path.unlink(missing_ok=True)
         # Other files stay, and with them the folder.
         remove_empty(self.folder.parent)
