@@ -131,4 +131,4 @@ def test_refusals_name_the_next_step(
     with pytest.raises(Unauthorized, match="set HF_TOKEN, or run `hf auth login`"):
         Hub(FakeClock(), endpoint).user()
     with pytest.raises(Unauthorized, match="Hugging Face refuses: You don't have the rights"):
-        list(api.jobs("somebody", []))
+        list(api.jobs("other", []))
