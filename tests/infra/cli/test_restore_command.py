@@ -281,3 +281,26 @@ def test_spec_without_mirrors_is_refused_with_the_next_step(places: Places) -> N
         assert "the spec names no mirror; write `replication: [{to: gs://bucket/prefix}]`" in refused.output
     for island in places.islands:
         island.stop()
+
+
+def test_doctor_shows_the_rounds_that_a_run_shares_with_its_restore(places: Places) -> None:
+    replicate(places)
+    places.train(ROUNDS + 2)
+    assert skerry("restore", places.mirror, "--to", places.restored, "--auto-approve").exit_code == 0
+    for island in places.islands:
+        with suppress(Moved):
+            island.stop()
+    compared = skerry("doctor", places.original, places.restored)
+    assert compared.exit_code == 0, compared.output
+    assert f"was restored from {places.original}, and goes on from round 3" in compared.output
+    assert "0 rounds of its own, the original 2" in compared.output
+    assert skerry("doctor", places.mirror, places.original).exit_code == 0
+    store = open_store(places.original)
+    store.delete(keys.ELSEWHERE)
+    both = skerry("doctor", places.original, places.restored)
+    assert (both.exit_code, "stop them, or two runs go on" in both.output) == (1, True)
+    key = keys.contribution(1, 0, "b")
+    changed = json.loads(bytes(store.read(key) or b"")) | {"tokens": 99}
+    store.replace(key, json.dumps(changed).encode())
+    parted = skerry("doctor", places.restored, places.original)
+    assert (parted.exit_code, f"{key} differs in tokens" in parted.output) == (1, True)

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from rich.console import Console
+from tests.infra.observe.damaged_log import LAST, OTHER, ROUNDS, SLOTS, Log
 from tests.infra.runs import skerry, write_spec
-from tests.kit.protocol import Replica, policy, run_record, start_replica
-from tests.kit.records import outcome, receipt, write_checkpoint
-from tests.support.clocks import FakeClock
+from tests.kit.records import outcome
 
 from skerry.infra.cli import doctor_text
 from skerry.infra.observe.doctor.check_chain import check_gaps, check_links
 from skerry.infra.observe.doctor.check_stored_objects import check_contribution_payloads, check_orphans
-from skerry.infra.observe.doctor.examine import examine, examine_store
+from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.observe.doctor.findings import NEXT, Examination, Kind
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Contribution, Decision, Pin, Share, digest_of
+from skerry.runtime.log.records import Contribution, Decision, Pin, Share, digest_of
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
@@ -37,81 +36,6 @@ class CountedKeys(frozenset[str]):
     def __iter__(self) -> Iterator[str]:
         self.scans += 1
         return super().__iter__()
-
-
-SLOTS = ("a-0", "a-1", "a-2")
-ROUNDS = 5
-LAST = ROUNDS - 1
-OTHER = "f" * 64
-
-
-class Log:
-    """Three replicas and five closed rounds, with receipts, and checkpoints of rounds 0 and 2."""
-
-    def __init__(self, folder: Path, rounds: int = ROUNDS) -> None:
-        self.store = DirectoryStore(folder)
-        self.clock = FakeClock()
-        run = run_record(self.clock, slots=SLOTS, rounds=rounds, min_replicas=3)
-        self.replicas = [self.start(slot, min_replicas=3, run=run) for slot in SLOTS]
-        self.nonce = self.replicas[0].log.run.nonce
-        self.checkpoint(0)
-        for number in range(rounds):
-            self.train(number)
-            if number == 1:
-                self.checkpoint(2)
-
-    def start(self, slot: str, **changes: object) -> Replica:
-        run = changes.pop("run", None)
-        return start_replica(self.store, self.clock, slot, policy(**changes), run)  # type: ignore[arg-type]
-
-    def train(self, number: int) -> None:
-        for replica in self.replicas:
-            replica.contribute(f"{number} {replica.presence.slot}".encode())
-        for replica in self.replicas:
-            replica.close(replica.decide())
-            slot = replica.presence.slot
-            record = receipt(slot, number, run=self.nonce, commit=replica.base)
-            assert self.store.create(keys.receipt(number, slot), record.to_bytes())
-
-    def checkpoint(self, number: int) -> None:
-        commit = self.digest(keys.commit(number - 1)) if number else GENESIS
-        write_checkpoint(self.store, number, run=self.nonce, commit=commit, members=SLOTS, writer="a-2")
-
-    def read(self, key: str) -> memoryview:
-        data = self.store.read(key)
-        assert data is not None
-        return data
-
-    def digest(self, key: str) -> str:
-        return digest_of(self.read(key))
-
-    def change(self, key: str, **fields: object) -> None:
-        """Overwrite fields of a record."""
-        document = json.loads(bytes(self.read(key))) | fields
-        self.store.replace(key, json.dumps(document, separators=(",", ":")).encode())
-
-    def change_last_commit(self, **fields: object) -> None:
-        """Overwrite fields of the last commit, and its digest in the receipts, its only references."""
-        self.change(keys.commit(LAST), **fields)
-        for slot in SLOTS:
-            self.change(keys.receipt(LAST, slot), commit=self.digest(keys.commit(LAST)))
-
-    def delete(self, *stored: str) -> None:
-        for key in stored:
-            self.read(key)
-            self.store.delete(key)
-
-    def payload(self, number: int, slot: str) -> str:
-        (entry,) = self.store.list(f"{keys.PAYLOADS}{number:08d}/{slot}/")
-        return entry.key
-
-    def part(self, number: int) -> str:
-        entries = self.store.list(f"{keys.CHECKPOINTS}{number:08d}/")
-        (key,) = [entry.key for entry in entries if "manifest" not in entry.key]
-        return key
-
-    def examine(self) -> Examination:
-        return examine(read_log(self.store))
 
 
 @pytest.fixture

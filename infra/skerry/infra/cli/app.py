@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, recipes, run_text
+from skerry.infra.cli import cloud_commands, deployed_run_commands, recipes, run_text
 from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
@@ -41,6 +41,7 @@ from skerry.infra.cli.common import (
     run_uri,
     to_json,
 )
+from skerry.infra.cli.doctor_command import doctor
 from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.extend_command import extend
@@ -94,6 +95,7 @@ app.command()(runs)
 app.command()(watch)
 app.command()(report)
 app.command()(extend)
+app.command()(doctor)
 app.command()(sandbox)
 app.command()(replicate)
 app.command("restore")(restore_run)
@@ -264,38 +266,6 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
             )
         if spec is not None and not view.finished and Workspace(spec.work_folder).lock_holder() is None:
             typer.echo("no process on this machine supervises it; `skerry up` continues it")
-
-
-@app.command()
-def doctor(
-    run: RunName = str(DEFAULT_SPEC),
-    overrides: Overrides = None,
-    *,
-    deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing.
-
-    In a cloud, before the first apply: check rights, quotas, machine offers and the image.
-    """
-    with errors_as_exit_codes(as_json=as_json):
-        if not is_uri(run) and load_spec(run, overrides or ()).deployed:
-            ok = deployed_run_commands.doctor(
-                local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ()), deep=deep, as_json=as_json
-            )
-            raise typer.Exit(0 if ok else FAILED)
-        clock = SystemClock()
-        store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=STATUS_DEADLINE_S)
-        examination = doctor_text.examine(store, clock, deep=deep)
-        console = Console()
-        if as_json:
-            typer.echo(to_json(examination))
-        elif console.is_terminal and not console.is_dumb_terminal:
-            console.print(doctor_text.table(examination, console.width))
-        else:
-            typer.echo("\n".join(doctor_text.plain(examination)))
-        if not examination.ok:
-            raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -1,0 +1,91 @@
+"""The command `doctor`: examines the log of a run, or compares the logs of two prefixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from skerry.infra import targets
+from skerry.infra.cli import deployed_run_commands, doctor_text
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    FAILED,
+    AsJson,
+    Overrides,
+    RunName,
+    absolute,
+    errors_as_exit_codes,
+    is_uri,
+    load_spec,
+    print_lines,
+    run_uri,
+    to_json,
+)
+from skerry.infra.cli.open_run import open_places, open_run
+from skerry.infra.observe.doctor.compare_logs import compare_logs
+from skerry.infra.run import local_preflight
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.clock import Clock
+
+_DEADLINE_S: Final = 20.0
+
+
+def doctor(
+    run: RunName = str(DEFAULT_SPEC),
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="OTHER",
+            show_default=False,
+            help="Another spec or URI: only tell where the two logs part.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing.
+
+    In a cloud, before the first apply: check rights, quotas, machine offers and the image.
+    """
+    with errors_as_exit_codes(as_json=as_json):
+        clock = SystemClock()
+        if other is not None:
+            _compare(run, other, overrides or (), clock, as_json=as_json)
+            return
+        if not is_uri(run) and load_spec(run, overrides or ()).deployed:
+            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
+            ok = deployed_run_commands.doctor(spec, deep=deep, as_json=as_json)
+            raise typer.Exit(0 if ok else FAILED)
+        store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
+        examination = doctor_text.examine(store, clock, deep=deep)
+        console = Console()
+        if as_json:
+            typer.echo(to_json(examination))
+        elif console.is_terminal and not console.is_dumb_terminal:
+            console.print(doctor_text.table(examination, console.width))
+        else:
+            typer.echo("\n".join(doctor_text.plain(examination)))
+        if not examination.ok:
+            raise typer.Exit(FAILED)
+
+
+def _compare(run: str, other: str, overrides: Sequence[str], clock: Clock, *, as_json: bool) -> None:
+    places = open_places(run, overrides, clock)
+    second = places.open_at(absolute(other)) if is_uri(other) else open_run(other, (), clock).store
+    comparison = compare_logs(places.run, second)
+    if as_json:
+        typer.echo(to_json(comparison))
+    else:
+        print_lines([comparison.text])
+    if not comparison.ok:
+        raise typer.Exit(FAILED)
