@@ -136,7 +136,8 @@ class _Group:
         self._byo = self._target.byo
         self._name = f"{context.stem}-{name_part(group)}"
         # A run at the same URI with other rounds gets other names of jobs, because records of finished jobs remain.
-        fixed = context.spec.outer.model_dump_json().encode()
+        # Only what the spec says counts: an option that a later version of skerry adds renames no job of a live run.
+        fixed = context.spec.outer.model_dump_json(exclude_unset=True).encode()
         self._digest = hashlib.sha256(fixed).hexdigest()[:6]
 
     def resources(self) -> Iterator[Resource]:
