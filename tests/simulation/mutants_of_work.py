@@ -102,6 +102,11 @@ def _(patch: Patch) -> None:
     patch.setattr(reduce_scatter._Work, "_make", only_own)
 
 
+@mutant("reduce_scatter", "units are made across a border although their maker is at work")
+def _(patch: Patch) -> None:
+    patch.setattr(reduce_scatter._Work, "_waits_for_makers", lambda _: False)
+
+
 @mutant("reduce_scatter", "a spot check weighs all contributions alike")
 def _(patch: Patch) -> None:
     confirmed = recompute.is_confirmed

@@ -198,10 +198,10 @@ def scatters(scenario: Scenario) -> Scenario:
     return replace(scenario, settings=settings)
 
 
-def reduces_in_one_region(scenario: Scenario) -> Scenario:
-    """The same, with the first half of the replicas in the region that makes all units."""
+def reduces_in_one_region(scenario: Scenario, nearby: int | None = None) -> Scenario:
+    """The same, with so many replicas, or the first half, in the region that makes all units."""
     run = scenario.run.model_copy(update={"reduce_in": "here"})
-    nearby = (len(scenario.settings) + 1) // 2
+    nearby = nearby or (len(scenario.settings) + 1) // 2
     places = [Place(region="here" if number < nearby else "there") for number in range(len(scenario.settings))]
     settings = tuple(
         replace(replica, run=run, terms=replace(replica.terms, place=place))

@@ -114,6 +114,31 @@ def test_kill_of_a_replica_that_makes_units_for_all_loses_nothing(slot: str) -> 
     assert closing_time(result, 1) <= TAKEN_S
 
 
+@pytest.mark.parametrize(("seconds", "taken"), [(20, {}), (400, {"r-3": 1})])
+def test_slow_maker_is_waited_for_and_a_stuck_one_is_not(seconds: int, taken: dict[str, int]) -> None:
+    def script(call: Call) -> str | None:
+        is_third = call.key.endswith("-00002") and is_unit(call, "r-0") and call.moment == "before"
+        return f"delayed:{seconds}" if is_third else None
+
+    with quiet():
+        result = Simulation(reduces_in_one_region(scatters(calm(4, parts=3)), nearby=1), script).run()
+    assert not result.violations, result.report()
+    by_others = makers(result, 1)
+    assert by_others.pop("r-0") >= 2
+    assert by_others == taken
+    assert closing_time(result, 1) <= 60.0
+
+
+def test_kill_of_the_only_maker_costs_the_time_until_it_counts_as_dead() -> None:
+    scenario = replace(calm(4, parts=3), lost=frozenset({"r-0"}))
+    script: Script = lambda call: "crash" if is_unit(call, "r-0") and call.moment == "before" else None  # noqa: E731
+    with quiet():
+        result = Simulation(reduces_in_one_region(scatters(scenario), nearby=1), script).run()
+    assert not result.violations, result.report()
+    assert makers(result, 1) == {"r-1": 1, "r-2": 1, "r-3": 1}
+    assert 5.0 < closing_time(result, 1) <= TAKEN_S
+
+
 def test_every_invariant_holds_with_faults() -> None:
     tally = search(range(2001, 2081, 2))
     assert not tally.reports, tally.reports[0]

@@ -205,9 +205,9 @@ def may_still_contribute(policy: Policy, state: ExchangeState, observation: Obse
     return frozenset(expected - waiting)
 
 
-def is_live(policy: Policy, observed: ObservedHeartbeat, observation: Observation, now: float) -> bool:
-    """The slot's heartbeat changes and reports a working phase."""
-    changed_at = max(observed.changed_at, observation.steady_since)
+def is_live(policy: Policy, observed: ObservedHeartbeat, steady_since: float, now: float) -> bool:
+    """The slot's heartbeat changes and reports a working phase. steady_since: see `Observation`."""
+    changed_at = max(observed.changed_at, steady_since)
     return observed.heartbeat.phase in WORKING and now - changed_at < policy.stale_s
 
 
@@ -218,7 +218,7 @@ def _expected(policy: Policy, state: ExchangeState, observation: Observation, no
         for slot, observed in observation.heartbeats.items()
         if slot not in observation.contributions
         and slot not in observation.refused
-        and is_live(policy, observed, observation, now)
+        and is_live(policy, observed, observation.steady_since, now)
         # A heartbeat lags behind, so a replica that has just closed the previous round may still report it.
         and observed.heartbeat.round >= state.round - 1
         and not _abstains(observed, state.round)

@@ -21,7 +21,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import check_lives_here
 from skerry.runtime.log.log import read_record_bytes
 from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase, digest_of
-from skerry.runtime.protocol.quorum import ObservedHeartbeat
+from skerry.runtime.protocol.quorum import ObservedHeartbeat, is_live
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import MirrorState, Place, Software
+    from skerry.runtime.protocol.quorum import Policy
     from skerry.runtime.store import Entry
 
 
@@ -351,6 +352,32 @@ class HeartbeatMonitor:
         if heartbeat.slot != slot:
             raise Corrupt(f"heartbeat names another slot: key={key} slot={heartbeat.slot}")
         return heartbeat
+
+
+class WorkMonitor:
+    """Looks whether replicas that others wait for are still at work. every_s: reads heartbeats no more often."""
+
+    def __init__(
+        self, monitor: HeartbeatMonitor, presence: Presence, clock: Clock, policy: Policy, every_s: float
+    ) -> None:
+        self._monitor = monitor
+        self._presence = presence
+        self._clock = clock
+        self._policy = policy
+        self._every_s = every_s
+        self._due = clock.now()
+
+    def any_at_work(self, slots: Collection[str], round_number: int) -> bool:
+        """Return whether one of these slots is live and has not left the round behind. Raises what the store raises."""
+        known = self._monitor.heartbeats
+        if self._clock.now() >= self._due:
+            self._due = self._clock.now() + self._every_s
+            known = self._monitor.refresh(unless=known.keys() - set(slots))
+        now, steady_since = self._clock.now(), self._presence.steady_since
+        return any(
+            known[slot].heartbeat.round <= round_number and is_live(self._policy, known[slot], steady_since, now)
+            for slot in known.keys() & set(slots)
+        )
 
 
 def _incarnation(entry: Entry) -> int | None:

@@ -3,7 +3,8 @@
 Unit u belongs to maker u mod K, and all members are makers unless the decision names some. A unit is a pure function of
 the decision and the contributions, so every replica can make it, and all results are the same bytes. No replica waits
 for a particular one: a member that has made its own units and sees no others appear makes its share of those that are
-missing, and publishes them, too; later every replica makes for itself what is still missing.
+missing, and publishes them, too; later every replica makes for itself what is still missing. If the makers are in
+another region, it waits for a sign that they are dead or far behind, because it must then read over the border.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from skerry.runtime.tensors.reduce import AverageResult, Reducer
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import torch
 
@@ -41,6 +42,8 @@ LONG_PATIENCE: Final = 3.0
 """After this long every replica makes for itself what is missing: those that took it over are late, too."""
 MAX_PATIENCE_S: Final = 300.0
 """It waits no longer than this: an outage, or a machine that stood still, is no measure for the others."""
+FAR_BEHIND: Final = 10.0
+"""Makers in another region that are alive are far behind after this many of the longest times between their units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,8 @@ class Scatter:
     """One average among members. decision: the digest of its record. members: slots in order. mine: this replica's.
 
     makers: those that make the units. mine: None if this replica is no member. patient: the members are at work now; a
-    round of the past is made of what there is.
+    round of the past is made of what there is. at_work: for a replica in another region than the makers; returns
+    whether one of these slots is alive and still in this round. None if all inputs are equally near.
     """
 
     round: int
@@ -59,6 +63,7 @@ class Scatter:
     makers: Sequence[str]
     mine: str | None
     patient: bool
+    at_work: Callable[[Collection[str]], bool] | None = None
 
     def owner(self, unit: int) -> str:
         """The member that makes a unit."""
@@ -128,7 +133,8 @@ class _Work:
         self._clock = clock
         self._downloaded_bytes = self._requests = 0
         self._counting = threading.Lock()
-        self._waited_s = 0.0
+        self._waited_s = self._longest_s = 0.0
+        self._made_at = clock.now()
         self._missing = list(range(len(reducer.plan)))
         self._read_from: dict[int, str] = {}
 
@@ -144,13 +150,17 @@ class _Work:
         # Another member may know of the decision nearly as much later as it pauses between two looks.
         patience = min(MAX_PATIENCE_S, max(PATIENCE * own_s, 0.75 * profile.poll_cap))
         long_patience = min(MAX_PATIENCE_S, max(LONG_PATIENCE * own_s, (3 if own else 15) * profile.poll_cap))
-        since, late, count = self._clock.now(), False, 1
+        since, late, count, pause_s = self._clock.now(), False, 1, min(profile.poll_first, POLL_S)
         while self._missing:
             if self._read([scatter.owner, scatter.second] if late or not scatter.patient else [scatter.owner]):
                 since = self._clock.now()
                 continue
             waited = self._clock.now() - since
             late = late or waited >= patience
+            if (late or not scatter.patient) and self._waits_for_makers():
+                late = False
+                self._clock.pause(max(pause_s, min(profile.poll_cap, waited / 8)))
+                continue
             taken = [unit for unit in self._missing if scatter.second(unit) == mine] if late else []
             if not scatter.patient:
                 self._make(list(self._missing), publish=False)
@@ -159,7 +169,7 @@ class _Work:
                 self._make((taken or self._missing)[:count], publish=bool(taken))
                 count *= 2
             else:
-                self._clock.pause(min(profile.poll_first, POLL_S))
+                self._clock.pause(pause_s)
         sample = self._sample() if scatter.checks else None
         result = self._reducer.result()
         return AverageResult(
@@ -169,6 +179,15 @@ class _Work:
             download_s=result.download_s + self._waited_s,
             sample=sample,
         )
+
+    def _waits_for_makers(self) -> bool:
+        """Return whether the missing units would be read over a border, and their makers are at work on them."""
+        if self._scatter.at_work is None:
+            return False
+        longest_s = max(FAR_BEHIND * self._longest_s, 15 * self._store.profile.poll_cap)
+        limit_s = min(MAX_PATIENCE_S, longest_s) if self._longest_s else MAX_PATIENCE_S
+        is_behind = self._clock.now() - self._made_at >= limit_s
+        return not is_behind and self._scatter.at_work({self._scatter.owner(unit) for unit in self._missing})
 
     def _sample(self) -> Sample | None:
         """A piece of the average that another member made. None if this replica made all."""
@@ -226,6 +245,9 @@ class _Work:
                 self._reducer.reduction.set_unit(self._reducer.plan[unit], body)
                 self._missing.remove(unit)
                 self._read_from[unit] = lane.slot
+                if lane.slot == self._scatter.owner(unit):
+                    now = self._clock.now()
+                    self._longest_s, self._made_at = max(self._longest_s, now - self._made_at), now
         self._waited_s += self._clock.now() - began
         return len(self._missing) < before
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Reduction
     from skerry.runtime.protocol.exchange import Exchange
     from skerry.runtime.protocol.exchange_view import ExchangeId
-    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence, WorkMonitor
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.tensors.layout import Index
@@ -94,10 +94,11 @@ class Averager:
         ranks: Channel,
         max_norm: float | None = None,
         reduction: Reduction | None = None,
+        others: WorkMonitor,
     ) -> None:
         """max_norm: a contribution with a larger L2 norm becomes an abstention; None has no limit.
 
-        reduction: what this replica proposes; None chooses by members and bytes.
+        reduction: what this replica proposes; None chooses by members and bytes. others: looks at their heartbeats.
         """
         self._reduction: Reduction | None = reduction
         self._log = log
@@ -105,6 +106,7 @@ class Averager:
         self._presence = presence
         self._clock = clock
         self._ranks = ranks
+        self._others = others
         self._workspace = Workspace()
         self.feedback = ErrorFeedback()
         self._indices: tuple[str, ...] = ()
@@ -317,7 +319,7 @@ class Averager:
             if ruling.decision.reduction == "all_gather":
                 averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
             else:
-                scatter = _scatter(ruling, self._ranks.rank, self._presence.slot, patient=patient)
+                scatter = _scatter(ruling, self._ranks.rank, self._presence.slot, self._others, patient=patient)
                 averaged = reduce_scatter(
                     store, scatter, sources, index, hosts, workspace=self._workspace, clock=self._clock
                 )
@@ -376,8 +378,9 @@ class Averager:
         ]
 
 
-def _scatter(ruling: _Ruling, rank: int, slot: str, *, patient: bool) -> Scatter:
+def _scatter(ruling: _Ruling, rank: int, slot: str, others: WorkMonitor, *, patient: bool) -> Scatter:
     decision = ruling.decision
+    is_elsewhere = decision.makers is not None and slot not in decision.makers
     members = [share.slot for share in decision.members]
     return Scatter(
         round=decision.round,
@@ -388,4 +391,5 @@ def _scatter(ruling: _Ruling, rank: int, slot: str, *, patient: bool) -> Scatter
         makers=decision.makers or members,
         mine=slot if slot in members else None,
         patient=patient,
+        at_work=partial(others.any_at_work, round_number=decision.round) if is_elsewhere else None,
     )

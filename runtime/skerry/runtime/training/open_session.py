@@ -20,7 +20,7 @@ from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.log.run_record import Run, codec_for
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
-from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress
+from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress, WorkMonitor
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
@@ -113,6 +113,11 @@ class FollowerPresence(Presence):
         self._progress = Progress()
         self._lock = threading.Lock()
 
+    @property
+    def steady_since(self) -> float:
+        """Since ever: no heartbeat is late here."""
+        return 0.0
+
     def start(self) -> None:
         """Rank 0 sends heartbeats."""
 
@@ -201,6 +206,7 @@ def join_run(
             ranks=group.channel("exchange"),
             max_norm=terms.max_norm,
             reduction=terms.reduction,
+            others=WorkMonitor(watch, presence, clock, policy, heartbeat_s),
         ),
         collector=GarbageCollector(
             log=log,
