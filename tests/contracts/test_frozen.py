@@ -66,7 +66,7 @@ EVENTS = """
     round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
     rolled_up roll_up_failed
-    averages_differ unit_disputed
+    averages_differ unit_check_failed unit_disputed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
 """
 RUN_FIELDS = (

@@ -49,7 +49,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "units of two makers differ": 2001,
     "a spot check weighs all contributions alike": 2005,
     "the units of a dead member are made by no other": 2027,
-    "units are made across a border although their maker is at work": 2007,
+    "units are made across a border although their maker is at work": 2055,
     "payloads are used without their digest": 15,
     "own bytes are taken from memory though the log has others": 132,
     "contributions are not checked before a proposal": 51,

@@ -62,6 +62,7 @@ Name: TypeAlias = Literal[
     "unfinished_round_failed",  # an unfinished round could not be saved or loaded; training continues
     "unfinished_round_resumed",  # this incarnation continues the round that the previous one had begun
     "unfinished_round_saved",
+    "unit_check_failed",  # a spot check could not be made: it disputes nothing
     "unit_disputed",  # a spot check: the contributions do not give a member's part of an average
 ]
 NAMES: Final[tuple[str, ...]] = get_args(Name)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from tests.kit.events import logged_events
 from tests.kit.managers import (
     Island,
     assert_same_parameters,
@@ -110,7 +111,7 @@ def test_blocked_replica_without_catch_up_also_asks_for_a_checkpoint() -> None:
     assert_same_parameters(islands)
 
 
-def test_receipt_is_written_although_a_check_fails() -> None:
+def test_receipt_is_written_although_a_check_fails(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> str:
         raise ValueError("a fault of the check")
 
@@ -131,6 +132,9 @@ def test_receipt_is_written_although_a_check_fails() -> None:
     recorder.close(wait=True)
     receipt = Receipt.parse(store.read(keys.receipt(0, "a")) or b"", "receipt")
     assert receipt.disputed == "unit 3 is wrong"
+    (failed,) = logged_events(caplog, "unit_check_failed")
+    assert failed == {"round": 0, "error": "a fault of the check"}
+    assert not logged_events(caplog, "receipt_failed")
 
 
 def test_writer_of_the_last_checkpoint_does_not_write_it_twice() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store
 
-_Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_collection_failed"]
+_Failure: TypeAlias = Literal["receipt_failed", "unit_check_failed", "checkpoint_failed", "garbage_collection_failed"]
 
 
 class _Snapshot(Record):
@@ -379,7 +379,7 @@ def _checked(receipt: Receipt, checks: Sequence[Callable[[], str | None]]) -> Re
         try:
             fault = check()
         except Exception as error:  # noqa: BLE001  it is not known if the average is right
-            _failed("receipt_failed", receipt.round, error)
+            _failed("unit_check_failed", receipt.round, error)
         else:
             wrong += [] if fault is None else [fault]
     return receipt.model_copy(update={"disputed": "; ".join(wrong)[:MAX_REASON]}) if wrong else receipt
