@@ -46,7 +46,7 @@ class BorderCheck:
         self._decided[key] = self._world.now
 
     def fault(self, key: str) -> str | None:
-        """What is wrong with a unit that has just been created; None if it is no unit, or may be made by its slot."""
+        """The fault of a unit that has just been created; None if it is no unit, or may be made by its slot."""
         if (place := keys.exchange_of_unit(key)) is None:
             return None
         round_number, slot = place[0], keys.slot_of(key)
