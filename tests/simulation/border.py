@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tests.simulation.invariants import Checker
     from tests.simulation.training import Document
-    from tests.simulation.world import World
+    from tests.simulation.world import Process, World
+
+    from skerry.runtime.store.memory import MemoryStore
 
 STEADY_S: Final = 4.0
 """Heartbeats at most so far apart are those of a live replica for every scenario."""
@@ -27,11 +28,12 @@ class _Beat(NamedTuple):
 
 
 class BorderCheck:
-    """Sees heartbeats and units. read: the bytes of an object in the bucket, None if it does not exist."""
+    """Sees the heartbeats, decisions and units of a run, and tells its checker."""
 
-    def __init__(self, world: World, read: Callable[[str], bytes | None]) -> None:
+    def __init__(self, world: World, checker: Checker, store: MemoryStore) -> None:
         self._world = world
-        self._read = read
+        self._checker = checker
+        self._store = store
         self._beats: defaultdict[str, list[_Beat]] = defaultdict(list)
         self._decided: dict[str, float] = {}
         self._made: dict[tuple[int, str], float] = {}
@@ -39,27 +41,26 @@ class BorderCheck:
     def replaced(self, key: str) -> None:
         """Remember a heartbeat."""
         if key.startswith(keys.HEARTBEATS):
-            self._beats[keys.slot_of(key)].append(_Beat(self._world.now, json.loads(self._read(key) or b"")))
+            self._beats[keys.slot_of(key)].append(_Beat(self._world.now, self._record(key)))
 
-    def decided(self, key: str) -> None:
-        """Remember when an exchange was decided."""
-        self._decided[key] = self._world.now
-
-    def fault(self, key: str) -> str | None:
-        """The fault of a unit that has just been created; None if it is no unit, or may be made by its slot."""
+    def created(self, by: Process, key: str) -> None:
+        """Remember a decision; check which replica has made a unit."""
+        if key.startswith(keys.EXCHANGES):
+            self._decided[key] = self._world.now
         if (place := keys.exchange_of_unit(key)) is None:
-            return None
-        round_number, slot = place[0], keys.slot_of(key)
-        self._made[round_number, slot] = now = self._world.now
-        decision = keys.decision(*place)
-        makers: list[str] = json.loads(self._read(decision) or b"").get("makers") or [slot]
+            return
+        slot, decision = keys.slot_of(key), keys.decision(*place)
+        self._made[place[0], slot] = now = self._world.now
+        makers: list[str] = self._record(decision).get("makers") or [slot]
         if slot in makers:
-            return None
+            return
         for maker in makers:
-            since = max(self._decided[decision], self._made.get((round_number, maker), 0.0))
-            if now - since < BEHIND_S and self._was_at_work(maker, round_number, since):
-                return f"{maker} is at work on it"
-        return None
+            since = max(self._decided[decision], self._made.get((place[0], maker), 0.0))
+            if now - since < BEHIND_S and self._was_at_work(maker, place[0], since):
+                self._checker.broken("border", f"{by.name} made {key} for another region, and {maker} is at work")
+
+    def _record(self, key: str) -> Document:
+        return cast("Document", json.loads(bytes(self._store.read(key) or b"")))
 
     def _was_at_work(self, slot: str, round_number: int, since: float) -> bool:
         beats = [beat for beat in self._beats[slot] if beat.at >= since - STEADY_S]

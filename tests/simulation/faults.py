@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
+from tests.simulation.border import BorderCheck
 from tests.simulation.training import forged
 from tests.simulation.world import SimulatedClock
 from xxhash import xxh3_128_hexdigest
@@ -105,6 +106,7 @@ class Bucket:
         self.engine = MemoryStore("memory://simulated", clock)  # type: ignore[arg-type]
         self._world = world
         self._checker = checker
+        self._border = BorderCheck(world, checker, self.engine)
         self._hidden: dict[str, float] = {}
         # A payload that is to rot as soon as a decision lists it.
         self._doomed: str | None = None
@@ -113,6 +115,7 @@ class Bucket:
         is_new = self.engine.create(key, data)
         if is_new:
             self._checker.created(by, began, key, b"".join(buffers_of(data)))
+            self._border.created(by, key)
             if self._doomed is not None and key.startswith(keys.EXCHANGES):
                 self._decay(key)
         return is_new
@@ -156,6 +159,7 @@ class Bucket:
     def replace(self, by: Process, key: str, data: Data) -> None:
         self.engine.replace(key, data)
         self._checker.replaced(by, key)
+        self._border.replaced(key)
 
     def delete(self, by: Process, key: str) -> None:
         self.engine.delete(key)

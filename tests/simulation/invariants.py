@@ -14,7 +14,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import xxhash
-from tests.simulation.border import BorderCheck
 from tests.simulation.ledger import Ledger
 from tests.simulation.operator import ChangedSettings
 from tests.simulation.session import EXCHANGES
@@ -163,7 +162,6 @@ class Checker(BucketReader):
             min_replicas=run.min_replicas,
         )
         self._payloads = PayloadWrites()
-        self._border = BorderCheck(world, self._read)
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
@@ -213,7 +211,6 @@ class Checker(BucketReader):
     def replaced(self, by: Process, key: str) -> None:
         if not key.startswith(REPLACEABLE):
             self.broken("write-once", f"{by.name} replaced {key}")
-        self._border.replaced(key)
 
     def forged(self, round_number: int) -> None:
         """The checkpoint of so many rounds holds another state from now on."""
@@ -296,8 +293,6 @@ class Checker(BucketReader):
         self._fenced(by, began, key)
         if (fault := self._payloads.fault(key, body)) is not None:
             self.broken(fault[0], f"{by.name} wrote {fault[1]}: {key}")
-        if (reason := self._border.fault(key)) is not None:
-            self.broken("border", f"{by.name} made a unit for another region, and {reason}: {key}")
 
     def _contribution(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
@@ -329,7 +324,6 @@ class Checker(BucketReader):
         record = json.loads(body)
         round_number, exchange = keys.round_of(key), record["exchange"]
         done = self.decisions[round_number]
-        self._border.decided(key)
         if record["base"] != self._base(round_number) or (record["round"], exchange) != (round_number, len(done)):
             self.broken("chain", f"{by.name} decided on another base: {key}")
             return
