@@ -334,7 +334,8 @@ class Mirror:
             self._count(len(data))
         elif bytes(self._target.read(key) or b"") != data:
             raise Conflict(
-                f"{self._target.uri}/{key} differs from {self._source.uri}/{key}; delete the mirror and make it again"
+                f"{self._target.uri}/{key} differs from {self._source.uri}/{key}; run `skerry doctor --repair "
+                f"{self._target.uri}`, or delete the mirror and make it again"
             )
 
     def _count(self, size: int) -> None:

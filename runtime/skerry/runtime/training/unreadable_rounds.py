@@ -1,9 +1,9 @@
 """Passes closed rounds that a replica cannot follow, because a payload is damaged or missing.
 
-Only replicas that read the payload before it was damaged have the next state; one of them writes an extra checkpoint so
-that the others can skip the round. The others wait for it up to a limit of their own, and try the round again now and
-then, because the object may have been restored. A replica at the end of the run does not leave while it may be the only
-one that can write the last checkpoint.
+If a mirror of the run has the payload, it is put back from there. Otherwise only replicas that read it before it was
+damaged have the next state; one of them writes an extra checkpoint so that the others can skip the round. The others
+wait for it up to a limit of their own, and try the round again now and then, because the object may have been restored.
+A replica at the end of the run does not leave while it may be the only one that can write the last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import logging
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Invalid, Retryable
+from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
+from skerry.runtime.log.log import RunLog
+from skerry.runtime.mirrors.mend import Copies, RoundMender
+from skerry.runtime.store.retrying import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 # What cannot be followed is downloaded again at every attempt; checkpoints are looked for meanwhile.
 _ATTEMPTS = Backoff(first=0.2, cap=60.0)
+# One call to the store or a mirror, while a round is mended.
+_CALL_S = 10.0
 _PRESENT = frozenset({"joining", "train", "sync"})
 
 
@@ -48,6 +53,8 @@ class UnreadableRound:
         self._attempts = 0
         self._cause: Exception | None = None
         self._passed = round_number
+        self._mender: RoundMender | None = None
+        self._reported: set[str] = set()
 
     def met(self, cause: Exception | None) -> None:
         """Record a failed attempt. The heartbeat then shows that this slot abstains from a closed round."""
@@ -74,6 +81,8 @@ class UnreadableRound:
 
     def _way(self, store: Store) -> _Way:
         clock, stop = self._session.clock, self._session.stop
+        if self._session.log.run.mirrors and self._mend():
+            return "try again"
         # Further ranks wait for the answer no longer than a few exchanges may take.
         again = clock.now() + min(_ATTEMPTS.delay(self._attempts, clock), self._session.policy.deadline_s)
         pauses = Backoff(first=store.profile.poll_first, cap=self._session.poll_every_s, factor=1.5)
@@ -90,6 +99,31 @@ class UnreadableRound:
                 return "try again"
             clock.pause(min(again - now, pauses.delay(attempt, clock)), stop)
             attempt += 1
+
+    def _mend(self) -> bool:
+        """Put damaged and missing payloads back that a mirror has. True if any was."""
+        session, fields = self._session, {"round": self._round, "slot": self._session.presence.slot}
+        # Further ranks wait for the answer no longer than a few exchanges may take.
+        until = session.clock.now() + session.policy.deadline_s
+
+        def open_copies() -> Copies:
+            uris = [mirror.uri for mirror in session.log.run.mirrors or ()]
+            return Copies([apart(session.open_mirror(uri), _CALL_S) for uri in uris])
+
+        if self._mender is None:
+            log = RunLog(apart(session.store, _CALL_S), session.log.run)
+            self._mender = RoundMender(log, self._round, open_copies)
+        try:
+            mended, failed = self._mender.mend(lambda: session.stop.is_set() or session.clock.now() >= until)
+        except SkerryError as error:  # the run's store is away, or refuses; the round is tried again as before
+            mended, failed = [], [error]
+        for item in mended:
+            emit("payload_mended", {**fields, "key": item.key, "uri": item.uri, "was": item.was})
+        for error in failed:
+            if str(error) not in self._reported:
+                self._reported.add(str(error))
+                emit("payload_not_mended", {**fields, "error": str(error)}, level=logging.WARNING)
+        return bool(mended)
 
     def _newest(self, store: Store) -> int:
         try:

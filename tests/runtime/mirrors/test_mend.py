@@ -1,0 +1,218 @@
+"""Damaged and missing objects are replaced by copies with the named digest, and no others are touched."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kit.events import logged_events
+from tests.kit.managers import Island, begin_run, islands_of, stop_managers, train_all, wait_until_saved
+from tests.kit.stores import HookedStore, damage, flip
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Conflict, Corrupt, Retryable
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog, read_run
+from skerry.runtime.log.records import Contribution, digest_of
+from skerry.runtime.log.run_record import MirrorSettings
+from skerry.runtime.mirrors.mend import Copies, NamedObject, RoundMender, mend
+from skerry.runtime.mirrors.mirror import Mirror
+from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def original() -> tuple[Mapping[str, bytes], dict[str, torch.Tensor]]:
+    """The objects of a run after some rounds, and its parameters. The payloads of two rounds are still stored."""
+    store = MemoryStore()
+    begin_run(store, "ab", minimum=2, rounds=None)
+    islands = islands_of(store, "ab", grace_s=60.0)
+    train_all(islands, ROUNDS, close=False)
+    for island in islands:
+        wait_until_saved(island)
+    stop_managers()
+    return {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")}, islands[0].originals
+
+
+def filled(objects: Mapping[str, bytes], store: MemoryStore | None = None) -> MemoryStore:
+    store = MemoryStore() if store is None else store
+    for key, data in objects.items():
+        store.create(key, data)
+    return store
+
+
+def wanted_of(objects: Mapping[str, bytes], kind: str) -> NamedObject:
+    """A record or a payload of the last round."""
+    key = keys.contribution(ROUNDS - 1, 0, "a")
+    if kind == "record":
+        return NamedObject(key=key, digest=digest_of(objects[key]))
+    (part,) = Contribution.parse(objects[key], key).parts
+    return NamedObject(key=keys.payload(ROUNDS - 1, "a", part.digest), part=part)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "damaged from byte 0 on": lambda data: flip(data, 0),
+    "damaged from byte 200 on": lambda data: flip(data, 200),
+    "7 bytes instead of": lambda data: data[:7],
+    "0 bytes instead of": lambda _: b"",
+    "bytes instead of": lambda data: data + b"x",
+    "missing": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("overwrites", [True, False])
+@pytest.mark.parametrize("kind", ["record", "payload"])
+@pytest.mark.parametrize("was", DAMAGES)
+def test_bad_object_is_replaced_by_the_first_good_copy(
+    original: tuple[Mapping[str, bytes], object], was: str, kind: str, *, overwrites: bool
+) -> None:
+    objects, _ = original
+    verbs: list[str] = []
+    store = HookedStore(lambda verb, key: verbs.append(verb) if key == wanted.key and verb != "read" else None)
+    wanted = wanted_of(objects, kind)
+    bad = DAMAGES[was](objects[wanted.key])
+    filled({key: data for key, data in objects.items() if key != wanted.key}, store)
+    if bad is not None:
+        store.create(wanted.key, bad)
+    verbs.clear()
+    damaged = filled(objects)
+    damage(damaged, wanted.key, 5)
+    done = mend(store, wanted, Copies([MemoryStore(), damaged, filled(objects)]), overwrites=overwrites)
+    assert done is not None
+    assert (done.key, was in done.was) == (wanted.key, True)
+    assert {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")} == objects
+    assert verbs == (["create"] if bad is None else ["replace"] if overwrites else ["delete", "create"])
+    assert mend(store, wanted, Copies([]), overwrites=overwrites) is None
+
+
+def test_nothing_is_written_without_a_good_copy(original: tuple[Mapping[str, bytes], object]) -> None:
+    objects, _ = original
+
+    def refuse(verb: str, _: str) -> None:
+        raise Retryable(verb)
+
+    wanted = wanted_of(objects, "payload")
+    store, damaged = filled(objects), filled(objects)
+    damage(store, wanted.key)
+    damage(damaged, wanted.key, 8)
+    before = bytes(store.read(wanted.key) or b"")
+    away = HookedStore(refuse)
+    copies = Copies([away, MemoryStore(), damaged])
+    with pytest.raises(Corrupt, match=r"has none; .* is damaged, or another object; .* cannot be read: read"):
+        mend(store, wanted, copies, overwrites=True)
+    assert store.read(wanted.key) == before
+    away.hook = lambda *_: pytest.fail("a store that is away is asked once")
+    with pytest.raises(Corrupt, match="cannot be read"):
+        mend(store, wanted, copies, overwrites=False)
+    assert store.read(wanted.key) == before
+
+
+def test_object_that_is_whole_or_not_needed_by_then_is_left(original: tuple[Mapping[str, bytes], object]) -> None:
+    objects, _ = original
+    wanted = wanted_of(objects, "payload")
+    store = filled(objects)
+    store.delete(wanted.key)
+    others = HookedStore(lambda verb, _: changes.pop()() if verb == "read" else None)
+    filled(objects, others)
+    changes: list[Callable[[], object]] = [lambda: store.create(wanted.key, objects[wanted.key])]
+    assert mend(store, wanted, Copies([others]), overwrites=True) is None
+    store.delete(wanted.key)
+    manifest = keys.checkpoint_manifest(ROUNDS)
+    changes.append(lambda: store.delete(manifest))
+    owned = NamedObject(key=wanted.key, part=wanted.part, owner=manifest)
+    assert mend(store, owned, Copies([others]), overwrites=True) is None
+    assert store.read(wanted.key) is None
+
+
+def test_store_that_damages_what_it_gets_is_reported(original: tuple[Mapping[str, bytes], object]) -> None:
+    objects, _ = original
+    wanted = wanted_of(objects, "payload")
+
+    class Rotten(HookedStore):
+        def replace(self, key: str, data: object) -> None:
+            super().replace(key, flip(bytes(data)))  # type: ignore[call-overload]
+
+    store = Rotten(lambda *_: None)
+    filled(objects, store)
+    MemoryStore.replace(store, wanted.key, b"bad")
+    with pytest.raises(Conflict, match="still damaged"):
+        mend(store, wanted, Copies([filled(objects)]), overwrites=True)
+
+
+def test_mender_goes_on_where_it_was_late(original: tuple[Mapping[str, bytes], object]) -> None:
+    objects, _ = original
+    store = filled(objects)
+    run = read_run(store)
+    assert run is not None
+    payloads = [entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1))]
+    for key in payloads:
+        damage(store, key)
+    mender = RoundMender(RunLog(store, run), ROUNDS - 1, lambda: Copies([filled(objects)]))
+    answers = [False, True]
+    first, _ = mender.mend(lambda: answers.pop(0))
+    second, failed = mender.mend(lambda: False)
+    assert ([item.key for item in (*first, *second)], failed) == (payloads, [])
+    assert len(first) == 1
+
+
+# Replicas.
+
+
+@pytest.fixture
+def lost(original: tuple[Mapping[str, bytes], object], tmp_path: Path) -> Iterator[tuple[MemoryStore, str, str]]:
+    """A run with a mirror whose last round no replica has applied: its payloads are damaged and missing."""
+    objects, _ = original
+    store = filled({key: data for key, data in objects.items() if key != keys.checkpoint_manifest(ROUNDS)})
+    mirror = DirectoryStore(tmp_path / "mirror")
+    run = read_run(store)
+    assert run is not None
+    settings = MirrorSettings(uri=mirror.uri, each_round=True)
+    store.replace(keys.RUN, run.model_copy(update={"mirrors": (settings,)}).to_bytes())
+    Mirror(store, mirror, SystemClock()).catch_up()
+    bad, missing = (entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1)))
+    damage(store, bad)
+    store.delete(missing)
+    yield store, bad, missing
+    stop_managers()
+
+
+def test_replica_puts_back_what_its_mirror_has_and_goes_on(
+    original: tuple[Mapping[str, bytes], dict[str, torch.Tensor]],
+    lost: tuple[MemoryStore, str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+    objects, parameters = original
+    store, *broken = lost
+    joined = Island(store, "a", seed=5, grace_s=60.0, max_retries=None)
+    assert joined.join() == 1
+    for name, tensor in parameters.items():
+        assert torch.equal(joined.originals[name], tensor)
+    assert [bytes(store.read(key) or b"") for key in broken] == [objects[key] for key in broken]
+    assert [event["key"] for event in logged_events(caplog, "payload_mended")] == broken
+
+
+def test_replica_without_a_whole_copy_waits_as_before(
+    lost: tuple[MemoryStore, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+    store, bad, missing = lost
+    for key in (bad, missing):
+        damage(DirectoryStore(tmp_path / "mirror"), key)
+    before = store.read(bad)
+    joined = Island(store, "a", seed=5, grace_s=60.0, timeout=timedelta(seconds=0.5))
+    with pytest.raises(RuntimeError, match="is closed and cannot be followed"):
+        joined.join()
+    assert (store.read(bad), store.read(missing)) == (before, None)
+    reported = [str(event["error"]) for event in logged_events(caplog, "payload_not_mended")]
+    assert len(reported) == 2  # each once, although the round is tried again
+    assert all("is damaged, or another object" in error for error in reported)
