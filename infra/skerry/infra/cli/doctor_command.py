@@ -1,4 +1,4 @@
-"""The command `doctor`: examines the log of a run, or compares the logs of two prefixes."""
+"""The command `doctor`: examines the log of a run, repairs it from copies, or compares the logs of two prefixes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.open_run import open_places, open_run
 from skerry.infra.observe.doctor.compare_logs import compare_logs
 from skerry.infra.run import local_preflight
+from skerry.infra.run.repair_run import known_copies
+from skerry.infra.run.repair_run import repair as repair_run
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.infra.observe.doctor.findings import Examination
     from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
 
 _DEADLINE_S: Final = 20.0
 
@@ -51,16 +56,30 @@ def doctor(
     overrides: Overrides = None,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Replace damaged and missing objects by copies with the right digest.")
+    ] = False,
+    copies: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="URI", help="With --repair: a copy of the run. Its mirrors are known."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing.
+    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing without --repair.
 
     In a cloud, before the first apply: check rights, quotas, machine offers and the image.
     """
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
+        if other is not None and (repair or deep):
+            raise Invalid("--repair and --deep are for a single run; leave out the second one, or the option")
+        if copies and not repair:
+            raise Invalid("--from names a copy for --repair; add --repair")
         if other is not None:
             _compare(run, other, overrides or (), clock, as_json=as_json)
+            return
+        if repair:
+            _repair(run, overrides or (), copies or (), clock, deep=deep, as_json=as_json)
             return
         if not is_uri(run) and load_spec(run, overrides or ()).deployed:
             spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
@@ -68,15 +87,47 @@ def doctor(
             raise typer.Exit(0 if ok else FAILED)
         store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
         examination = doctor_text.examine(store, clock, deep=deep)
-        console = Console()
         if as_json:
             typer.echo(to_json(examination))
-        elif console.is_terminal and not console.is_dumb_terminal:
-            console.print(doctor_text.table(examination, console.width))
         else:
-            typer.echo("\n".join(doctor_text.plain(examination)))
+            _show(examination)
         if not examination.ok:
             raise typer.Exit(FAILED)
+
+
+def _show(examination: Examination) -> None:
+    console = Console()
+    if console.is_terminal and not console.is_dumb_terminal:
+        console.print(doctor_text.table(examination, console.width))
+    else:
+        typer.echo("\n".join(doctor_text.plain(examination)))
+
+
+def _repair(
+    run: str, overrides: Sequence[str], copies: Sequence[str], clock: Clock, *, deep: bool, as_json: bool
+) -> None:
+    places = open_places(run, overrides, clock)
+    named = [absolute(uri) for uri in copies]
+    others = dict.fromkeys([*named, *(mirror.uri for mirror in places.lines), *known_copies(places.run)])
+    stores: list[Store] = []
+    for uri in others:
+        try:
+            stores.append(places.open_at(uri))
+        except SkerryError as error:
+            typer.echo(f"{uri} cannot be opened: {error}", err=True)
+    result = repair_run(
+        places.run,
+        stores,
+        lambda: doctor_text.examine(places.run, clock, deep=deep),
+    )
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        print_lines(f"mended: {item.key} from {item.uri}: it was {item.was}" for item in result.mended)
+        print_lines(f"not mended: {problem}" for problem in result.problems)
+        _show(result.log)
+    if not result.ok:
+        raise typer.Exit(FAILED)
 
 
 def _compare(run: str, other: str, overrides: Sequence[str], clock: Clock, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ needs no trust, of which run it may be. Needs no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
@@ -50,7 +50,8 @@ class NamedObject:
             raise Corrupt(f"record is damaged: key={self.key} digest={digest_of(data)} expected={self.digest}")
 
 
-class Mended(NamedTuple):
+@dataclass(frozen=True)
+class Mended:
     """An object that is whole again. uri: of the store with the copy. was: what was wrong, for people."""
 
     key: str

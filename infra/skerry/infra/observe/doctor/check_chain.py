@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reference:
+class Reference:
     """A reference to a commit by its digest, from the record at `key`."""
 
     key: str
@@ -43,9 +43,9 @@ def check_gaps(log: RunRecords) -> Iterator[Finding]:
 
 def check_links(log: RunRecords) -> Iterator[Finding]:
     """Finds references to a commit that is not in the log. If all of them agree, the commit itself has changed."""
-    references = _references(log)
+    by_commit = references(log)
     changed: set[str] = set()
-    for number, naming in references.items():
+    for number, naming in by_commit.items():
         key = keys.commit(number) if number >= 0 else ""
         named = {reference.digest for reference in naming}
         if key in log.commits and len(naming) > 1 and len(named) == 1 and log.commits[key].digest not in named:
@@ -53,7 +53,7 @@ def check_links(log: RunRecords) -> Iterator[Finding]:
             sources = f"{len(naming)} records ({naming[0].key} and others)"
             text = f"it has changed: digest={log.commits[key].digest}, but {sources} reference {named.pop()}"
             yield finding("broken-link", key, text, round_number=number)
-    for number, naming in references.items():
+    for number, naming in by_commit.items():
         # The references of a changed commit need no finding of their own.
         unexplained = [reference for reference in naming if reference.key not in changed]
         key = keys.commit(number) if number >= 0 else "the start of the log"
@@ -142,7 +142,7 @@ def _check_work(log: RunRecords, key: str, commit: Commit, decisions: Sequence[D
         yield finding("wrong-commit", key, text, round_number=commit.round)
 
 
-def _references(log: RunRecords) -> dict[int, list[_Reference]]:
+def references(log: RunRecords) -> dict[int, list[Reference]]:
     """All references to commits, by the round of the commit; -1 is the start of the log."""
     chained = [
         *((commit.key, commit.record.round, None, commit.record.previous) for commit in log.commits.values()),
@@ -156,10 +156,10 @@ def _references(log: RunRecords) -> dict[int, list[_Reference]]:
             for manifest in log.manifests.values()
         ),
     ]
-    references: defaultdict[int, list[_Reference]] = defaultdict(list)
+    by_commit: defaultdict[int, list[Reference]] = defaultdict(list)
     for key, number, slot, digest in chained:
-        references[number - 1].append(_Reference(key=key, round=number, slot=slot, digest=digest))
+        by_commit[number - 1].append(Reference(key=key, round=number, slot=slot, digest=digest))
     for key, receipt in log.receipts.items():
         number, slot, digest = receipt.record.round, receipt.record.slot, receipt.record.commit
-        references[number].append(_Reference(key=key, round=number, slot=slot, digest=digest, kind="foreign-receipt"))
-    return references
+        by_commit[number].append(Reference(key=key, round=number, slot=slot, digest=digest, kind="foreign-receipt"))
+    return by_commit

@@ -1,0 +1,221 @@
+"""`skerry doctor --repair` makes a run whole again from its mirror, and writes nothing that no record names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.runs import skerry
+from tests.kit.managers import begin_run, islands_of, stop_managers, train_all, wait_until_saved
+from tests.kit.stores import HookedStore, damage
+
+from skerry.infra.observe.doctor.examine import examine_store
+from skerry.infra.run.repair_run import known_copies, repair
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import MirrorSettings
+from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
+from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from skerry.runtime.store import Store
+
+ROUNDS = 3
+LAST = ROUNDS - 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run after some rounds. Its newest checkpoint is missing, so the last payloads are needed."""
+    folder = tmp_path_factory.mktemp("trained")
+    store = DirectoryStore(folder)
+    begin_run(store, "ab", minimum=2, rounds=None)
+    islands = islands_of(store, "ab", grace_s=60.0)
+    train_all(islands, ROUNDS, close=False)
+    for island in islands:
+        wait_until_saved(island)
+    stop_managers()
+    for entry in store.list(f"{keys.CHECKPOINTS}{ROUNDS:08d}"):
+        store.delete(entry.key)
+    for entry in store.list(f"{keys.CHECKPOINTS}{LAST:08d}"):
+        private = keys.private_prefix("a") + entry.key.removeprefix(keys.CHECKPOINTS)
+        store.create(private, store.read(entry.key) or b"")
+    return folder
+
+
+class Places:
+    """A run with a mirror that its run.json names."""
+
+    def __init__(self, trained: Path, folder: Path, *, each_round: bool = True) -> None:
+        shutil.copytree(trained, folder / "run")
+        self.run, self.mirror = DirectoryStore(folder / "run"), DirectoryStore(folder / "mirror")
+        document = json.loads(bytes(self.run.read(keys.RUN) or b""))
+        settings = MirrorSettings(uri=self.mirror.uri, each_round=each_round)
+        document |= {"store": self.run.uri, "mirrors": [settings.model_dump()]}
+        self.run.replace(keys.RUN, json.dumps(document).encode())
+        Mirror(self.run, self.mirror, SystemClock(), MirrorOptions(payloads=each_round)).catch_up()
+
+    def change(self, key: str, **fields: object) -> None:
+        self.run.replace(key, json.dumps(json.loads(bytes(self.run.read(key) or b"")) | fields).encode())
+
+
+@pytest.fixture
+def places(trained: Path, tmp_path: Path) -> Places:
+    return Places(trained, tmp_path)
+
+
+def objects(store: Store) -> dict[str, bytes]:
+    return {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")}
+
+
+def key_of(store: Store, prefix: str) -> str:
+    return next(entry.key for entry in store.list(prefix) if not entry.key.endswith(keys.MANIFEST))
+
+
+def lose_last_round(places: Places) -> list[str]:
+    """Each record names the next one, so the last one is known only when the others are mended."""
+    lost = [keys.commit(1), keys.decision(1, 0), keys.contribution(1, 0, "a"), keys.contribution(LAST, 0, "b")]
+    lost.append(key_of(places.run, f"{keys.PAYLOADS}{LAST:08d}/b/"))
+    for key in lost:
+        places.run.delete(key)
+    return lost
+
+
+def cut_off(store: Store, key: str) -> list[str]:
+    store.replace(key, bytes(store.read(key) or b"")[:-3])
+    return [key]
+
+
+def flipped(store: Store, key: str) -> list[str]:
+    damage(store, key, 300)
+    return [key]
+
+
+def changed(places: Places, key: str, **fields: object) -> list[str]:
+    places.change(key, **fields)
+    return [key]
+
+
+DAMAGES: dict[str, Callable[[Places], list[str]]] = {
+    "cut off commit": lambda places: cut_off(places.run, keys.commit(LAST)),
+    "changed commit": lambda places: changed(places, keys.commit(1), work=99.0),
+    "changed decision": lambda places: changed(places, keys.decision(LAST, 0), proposer="x"),
+    "replaced contribution": lambda places: changed(places, keys.contribution(0, 0, "a"), tokens=77),
+    "lost round": lose_last_round,
+    "cut off payload": lambda places: cut_off(places.run, key_of(places.run, f"{keys.PAYLOADS}{LAST:08d}/a/")),
+    "cut off part": lambda places: cut_off(places.run, key_of(places.run, f"{keys.CHECKPOINTS}{LAST:08d}/")),
+    "flipped payload": lambda places: flipped(places.run, key_of(places.run, f"{keys.PAYLOADS}{LAST:08d}/a/")),
+    "flipped part": lambda places: flipped(places.run, key_of(places.run, f"{keys.CHECKPOINTS}{LAST:08d}/")),
+    "flipped private": lambda places: flipped(places.run, key_of(places.run, f"{keys.PRIVATE}a/{LAST:08d}/")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_run_is_whole_again(places: Places, name: str) -> None:
+    before = objects(places.run)
+    bad = DAMAGES[name](places)
+    done = skerry("doctor", places.run.uri, "--repair", "--deep", "--json")
+    document = json.loads(done.output.splitlines()[-1])
+    assert (done.exit_code, document["ok"], document["problems"]) == (0, True, []), done.output
+    assert {item["key"] for item in document["mended"]} == set(bad)
+    assert {item["uri"] for item in document["mended"]} == {places.mirror.uri}
+    assert objects(places.run) == before
+
+
+def test_mirror_is_mended_from_its_original(places: Places) -> None:
+    before = objects(places.mirror)
+    cut_off(places.mirror, keys.commit(1))
+    places.mirror.delete(key_of(places.mirror, keys.PAYLOADS))
+    done = skerry("doctor", places.mirror.uri, "--repair")
+    assert done.exit_code == 0, done.output
+    assert f"mended: {keys.commit(1)} from {places.run.uri}: it was " in done.output
+    assert objects(places.mirror) == before
+
+
+def test_mirror_without_payloads_gets_none(trained: Path, tmp_path: Path) -> None:
+    places = Places(trained, tmp_path, each_round=False)
+    before = objects(places.mirror)
+    assert not any(key.startswith(keys.PAYLOADS) for key in before)
+    skerry("doctor", places.mirror.uri, "--repair")
+    assert objects(places.mirror) == before
+
+
+def test_healthy_run_is_not_written(places: Places) -> None:
+    def refuse(verb: str, key: str) -> None:
+        assert verb in {"read", "list"}, key
+
+    store = HookedStore(lambda *_: None)
+    for key, data in objects(places.run).items():
+        store.create(key, data)
+    store.hook = refuse
+    done = repair(store, [places.mirror], lambda: examine_store(store, lambda *_: None))
+    assert (done.ok, done.mended, done.problems) == (True, (), ())
+
+
+def test_damaged_copies_and_those_of_other_runs_are_not_used(places: Places, tmp_path: Path) -> None:
+    key = key_of(places.run, f"{keys.PAYLOADS}{LAST:08d}/a/")
+    damage(places.mirror, key)
+    places.run.delete(keys.commit(1))
+    places.mirror.replace(keys.commit(1), bytes(places.mirror.read(keys.commit(0)) or b""))
+    cut_off(places.run, key)
+    other = DirectoryStore(tmp_path / "other")
+    other.create(key, b"bytes of another run")
+    before = objects(places.run)
+    done = skerry("doctor", places.run.uri, "--repair", "--from", other.uri)
+    assert done.exit_code == 1
+    for bad in (key, keys.commit(1)):
+        assert f"not mended: no copy of {bad}: " in done.output
+    assert f"that of {places.mirror.uri} is damaged, or another object" in done.output
+    assert objects(places.run) == before
+
+
+def test_objects_that_no_record_names_are_never_written(places: Places) -> None:
+    places.run.delete(keys.RUN)
+    for key in (keys.receipt(1, "a"), keys.checkpoint_manifest(LAST), keys.member("a", 0)):
+        places.run.delete(key)
+    before = objects(places.run)
+    with pytest.raises(Invalid, match="--from URI"):
+        repair(places.run, (), lambda: examine_store(places.run))
+    assert skerry("doctor", places.run.uri, "--repair", "--from", places.mirror.uri).exit_code == 1
+    assert objects(places.run) == before
+
+
+def test_refusal_of_the_store_is_reported_and_others_are_mended(places: Places) -> None:
+    def refuse(verb: str, key: str) -> None:
+        if verb == "replace" and key == keys.commit(1):
+            raise Unauthorized("denied by the bucket's policy")
+
+    store = HookedStore(refuse)
+    cut_off(places.run, keys.commit(1))
+    cut_off(places.run, keys.decision(LAST, 0))
+    for key, data in objects(places.run).items():
+        MemoryStore.create(store, key, data)
+    done = repair(store, [places.mirror], lambda: examine_store(store))
+    assert [item.key for item in done.mended] == [keys.decision(LAST, 0)]
+    assert done.problems == (f"{keys.commit(1)}: the store refuses to replace it: denied by the bucket's policy",)
+    assert not done.ok
+
+
+def test_copies_are_known_from_the_run_and_its_marks(places: Places) -> None:
+    assert known_copies(places.run) == [places.mirror.uri]
+    assert known_copies(places.mirror) == [places.run.uri]
+    parent = {"uri": "s3://lost/run", "run": "d" * 32, "round": 1, "commit": "f" * 64}
+    places.change(keys.RUN, parent=parent)
+    assert known_copies(places.run) == [places.mirror.uri, "s3://lost/run"]
+    places.run.replace(keys.RUN, b"{")
+    assert known_copies(places.run) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [(("--from", "file:///x"), "add --repair"), (("file:///x", "--repair"), "leave out")]
+)
+def test_options_that_do_not_belong_together_are_refused(places: Places, words: tuple[str, ...], text: str) -> None:
+    done = skerry("doctor", places.run.uri, *words)
+    assert (done.exit_code, text in done.output) == (2, True)
