@@ -64,7 +64,7 @@ EVENTS = """
     mirror_behind mirrored payload_mended payload_not_mended
     mount_remembers_absence receipt_failed receipts_differ reduced_unit_refused round_closed round_ended_early
     round_failed stop_requested
-    store_recovered settings_applied early_contribution_failed
+    store_recovered settings_applied slots_changed early_contribution_failed
     rolled_up roll_up_failed
     averages_differ unit_check_failed unit_disputed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from tests.kit.events import logged_events
 from tests.kit.managers import (
     Island,
@@ -18,16 +19,22 @@ from tests.kit.managers import (
     wait_for,
 )
 
+from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, digest_of
 from skerry.runtime.log.run_record import Run, Settings
 from skerry.runtime.log.setting_changes import RunSettings
+from skerry.runtime.replica import connect
+from skerry.runtime.store import Store, open_store
 from skerry.runtime.store.memory import MemoryStore
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def change(store: MemoryStore, run: Run, number: int, previous: str = GENESIS, **changes: object) -> str:
+
+def change(store: Store, run: Run, number: int, previous: str = GENESIS, **changes: object) -> str:
     """Store settings with other values than run.json's. Returns their digest."""
     values: dict[str, Any] = {
         "from_round": 0,
@@ -82,6 +89,57 @@ def test_replica_that_follows_a_change_has_the_same_state(checkpoint_every: int)
     assert late.manager.current_step() == 3
     assert outer_of(late) == {(0.25, 0.9)}
     assert_same_parameters([islands[0], late])
+
+
+def test_shards_follow_the_slots_that_decisions_name(tmp_path: Path) -> None:
+    uri = (tmp_path / "run").as_uri()
+    store = open_store(uri)
+    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, spec="0" * 64)
+    environment = Contract(run_uri=uri, slot="b", index=1, replicas=2).environment()
+    numbers: list[tuple[int, int, list[int]]] = []
+    with connect(environment) as replica:
+        manager = replica.manager()
+        for closed in range(6):
+            if closed == 1:
+                first = change(store, run, 1, slots=("a", "b", "c"))
+            if closed == 3:
+                change(store, run, 2, first, slots=("b", "c"))
+            manager.start_quorum()
+            numbers.append((replica.index, replica.replicas, replica.shard(range(6))))
+            manager.allreduce(torch.ones(2)).wait()
+            assert manager.should_commit()
+    assert numbers == [
+        *[(1, 2, [1, 3, 5])] * 2,  # the decision of round 1 names the change
+        *[(1, 3, [1, 4])] * 2,
+        *[(0, 2, [0, 2, 4])] * 2,
+    ]
+
+
+@pytest.mark.parametrize(("slot", "index"), [("b", 1), ("c", 2)])
+def test_started_replica_has_the_slots_of_its_round(tmp_path: Path, slot: str, index: int) -> None:
+    uri = (tmp_path / "run").as_uri()
+    store = open_store(uri)
+    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, spec="0" * 64)
+    Island(store, "a", minimum=1).train(1, close=False)
+    change(store, run, 1, from_round=1, slots=("a", "b", "c"))
+    environment = Contract(run_uri=uri, slot=slot, index=index, replicas=3).environment()
+    with connect(environment) as replica:
+        replica.manager().start_quorum()
+        # "b" trains the round as the others do; "c" is new, and no slot of that round.
+        assert (replica.index, replica.replicas) == (index, 2 if slot == "b" else 3)
+
+
+def test_change_of_slots_leaves_the_outer_loop_of_the_script() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a",), minimum=1, rounds=4)
+    first = change(store, run, 1, slots=("a", "b"), outer_lr=0.5)
+    island = Island(store, "a", minimum=1, lr=0.125)
+    own = outer_of(island)
+    island.train(2, close=False)
+    assert outer_of(island) == own
+    change(store, run, 2, first, slots=("a", "b"), outer_lr=0.25)
+    island.train(4)
+    assert outer_of(island) == {(0.25, 0.9)}
 
 
 def test_finished_run_continues_after_an_extension() -> None:

@@ -141,7 +141,7 @@ class Checker(BucketReader):
         self._min_replicas = run.min_replicas
         self._spares = spares
         self._mode: Mode = mode
-        self.settings = ChangedSettings(run.rounds or 0, run.work, self.broken)
+        self.settings = ChangedSettings(run.slots, run.rounds or 0, run.work, self.broken)
         self._by_tokens = run.weighting == "tokens"
         # Which incarnation made the contribution of a slot to a round.
         self.authors: dict[tuple[int, str], int] = {}

@@ -29,7 +29,7 @@ from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round import PartialRound
-from skerry.runtime.training.round_runner import OuterSettings, RoundRunner
+from skerry.runtime.training.round_runner import RoundRunner, RoundSettings
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
@@ -425,25 +425,25 @@ def _(patch: Patch) -> None:
 
 @mutant("round_runner", "a replica that follows keeps the outer step that it has")
 def _(patch: Patch) -> None:
-    use = OuterSettings.apply
+    use = RoundSettings.apply
 
-    def deaf(self: OuterSettings, settings: Any) -> None:
+    def deaf(self: RoundSettings, settings: Any) -> None:
         if not self._log_follower.following:
             use(self, settings)
 
-    patch.setattr(OuterSettings, "apply", deaf)
+    patch.setattr(RoundSettings, "apply", deaf)
 
 
 @mutant("round_runner", "a change of the outer step is applied one round late")
 def _(patch: Patch) -> None:
-    use = OuterSettings.apply
+    use = RoundSettings.apply
 
-    def late(self: OuterSettings, settings: Any) -> None:
+    def late(self: RoundSettings, settings: Any) -> None:
         before = getattr(self, "settings_of_mutant", None)
         self.settings_of_mutant = settings  # type: ignore[attr-defined]
         use(self, settings if before is None else before)
 
-    patch.setattr(OuterSettings, "apply", late)
+    patch.setattr(RoundSettings, "apply", late)
 
 
 @mutant("settings", "a change is used as soon as it is read")

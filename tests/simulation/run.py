@@ -17,14 +17,14 @@ from tests.simulation.invariants import Checker
 from tests.simulation.mirrors import MirrorCheck
 from tests.simulation.replica import Replica
 from tests.simulation.roll_ups import RollUpCheck
-from tests.simulation.scenario import Scenario, draw, with_mirror
+from tests.simulation.scenario import Scenario, draw, with_mirror, with_other_slots
 from tests.simulation.world import Process, SimulatedClock, TraceLine, World
 
 from skerry.runtime.log import keys
 from skerry.runtime.protocol.quorum import Grace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.simulation.operator import Change
 
@@ -79,12 +79,14 @@ class Simulation:
         self.roll_ups = RollUpCheck(self.world, self.checker, self.bucket.engine, scenario)
         self.processes: list[Process] = []
         self._launches: Counter[str] = Counter()
+        self._removed = {slot for slot in scenario.slots if slot not in scenario.run.slots}  # or not yet added
 
     def run(self) -> Result:
         """From the start to the end of the last process, or to the first violation."""
         scenario = self.scenario
         for slot, late in zip(scenario.slots, scenario.late, strict=True):
-            self.world.after(late, partial(self.launch, slot))
+            if slot in scenario.run.slots:
+                self.world.after(late, partial(self.launch, slot))
         for change in scenario.changes:
             self.world.after(change.at_s, partial(self._change, change))
         try:
@@ -135,15 +137,33 @@ class Simulation:
         if not checker.settings.write(self.bucket.engine, change, checker.head, len(scenario.slots)):
             return
         self.world.note("OPERATOR", "changes", keys.SETTINGS, str(change))
+        if change.slots is not None:
+            self._add_and_remove(change.slots)
         if not checker.is_over:
-            for slot in scenario.slots:
+            for slot in (slot for slot in scenario.slots if slot not in self._removed):
                 if {p.status for p in self.processes if p.slot == slot} & {"done", "finished"}:
                     self._start_again(slot)
+
+    def _add_and_remove(self, slots: tuple[str, ...]) -> None:
+        """As an apply does: start the jobs of new slots, and stop or kill those of the others a little later."""
+        before, self._removed = self._removed, set(self.scenario.slots) - set(slots)
+        for slot in (slot for slot in slots if slot in before):
+            self.world.facts["slots added"] += 1
+            self.launch(slot)
+        for process in self.processes:
+            if process.slot in self._removed - before and process.status == "running":
+                self.world.facts["slots removed"] += 1
+                end = self.world.random.choice((process.stop.set, process.kill))
+                self.world.after(self.world.random.uniform(0.0, 10.0), partial(self._end_removed, process, end))
+
+    def _end_removed(self, process: Process, end: Callable[[], None]) -> None:
+        if process.status == "running":
+            end()
 
     def _start_again(self, slot: str) -> None:
         """As `skerry up` does for a run that is not over: it knows the slot's newest process, and none before it."""
         newest = [process for process in self.processes if process.slot == slot][-1]
-        if newest.status != "running":
+        if newest.status != "running" and slot not in self._removed:
             self.world.facts["starts after an extension"] += 1
             self.launch(slot)
 
@@ -161,7 +181,7 @@ class Simulation:
             elif process.status == "finished" and not self.checker.is_over:
                 self.checker.broken("liveness", f"{process.name} ended as finished at round {self.checker.head}")
             return
-        if process.slot in self.scenario.lost:
+        if process.slot in self.scenario.lost | self._removed:
             return
         # The successor of a fenced process may be dead by now: the slot is started again if it has no process by then.
         waits = (60.0,) if process.status == "fenced" else (0.5, 5.0, 20.0)
@@ -184,6 +204,8 @@ class Simulation:
 
     def _restart(self, slot: str) -> None:
         """As a launcher does that has seen the slot's process end, unless the slot is done, or has another process."""
+        if slot in self._removed:
+            return
         settled = {"running", "done", "finished"} if self.checker.is_over else {"running"}
         mine = [process for process in self.processes if process.slot == slot]
         if not any(process.status in settled and process.asleep_until <= self.world.now for process in mine):
@@ -195,7 +217,7 @@ class Simulation:
             self.world.after(min(seconds * 0.9, self.world.random.uniform(1.0, 30.0)), lambda: self._replace(process))
 
     def _replace(self, process: Process) -> None:
-        if process.status == "running" and process.slot not in self.scenario.lost:
+        if process.status == "running" and process.slot not in self.scenario.lost | self._removed:
             self.world.fault("replaced", process.name)
             self.launch(process.slot)
 
@@ -227,7 +249,7 @@ class Simulation:
             self.checker.broken("liveness", done)
         else:
             self.world.facts["rounds that made up"] += self.checker.head - rounds
-        for slot in self.scenario.slots:
+        for slot in (slot for slot in self.scenario.slots if slot not in self._removed):
             last = [p.status for p in self.processes if p.slot == slot]
             if slot not in self.scenario.lost and not {"done", "finished"} & set(last) and ended == "idle":
                 self.checker.broken("liveness", f"{slot} did not finish: {last}")
@@ -240,7 +262,7 @@ class Simulation:
             self.mirror.check_end()
 
 
-def run_seed(seed: int, *, mirrored: bool = False) -> Result:
-    """Simulate one seed. mirrored: the replicas keep a mirror."""
-    scenario = draw(seed)
+def run_seed(seed: int, *, mirrored: bool = False, elastic: bool = False) -> Result:
+    """Simulate one seed. mirrored: the replicas keep a mirror. elastic: slots are added and removed."""
+    scenario = with_other_slots(draw(seed)) if elastic else draw(seed)
     return Simulation(with_mirror(scenario) if mirrored else scenario).run()

@@ -45,7 +45,7 @@ class Scenario:
     """The run of a seed. lost: slots that stay away once they crashed. late: seconds until each slot starts.
 
     steady: it has no faults, and every replica keeps a pace that must be enough to be counted. changes: of its
-    settings, by the operator.
+    settings, by the operator. slots: also those that are added later, which run.json does not have.
     """
 
     seed: int
@@ -156,6 +156,43 @@ def with_mirror(scenario: Scenario) -> Scenario:
     settings = tuple(replace(each, run=run, flips_after=None) for each in scenario.settings)
     rates = replace(scenario.rates, forged=0.0)
     return replace(scenario, run=run, settings=settings, rates=rates)
+
+
+def with_other_slots(scenario: Scenario) -> Scenario:
+    """The same, with slots that are added and removed in mid-run; enough for a round are always left."""
+    rng = random.Random(f"{scenario.seed} elastic")
+    run = scenario.run.model_copy(update={"spec": "0" * 64})
+    added = tuple(f"r-{len(run.slots) + number}" for number in range(rng.choice((1, 1, 2))))
+    settings = tuple(replace(each, run=run, flips_after=None) for each in scenario.settings)
+    settings += tuple(replace(rng.choice(settings), poisons=0.0) for _ in added)
+    run_s = (run.rounds or 0) * max(each.train_s for each in settings)
+    reliable = {
+        slot
+        for slot, each in zip((*run.slots, *added), settings, strict=True)
+        if slot not in scenario.lost and not each.poisons
+    }
+    slots, changes = run.slots, list(scenario.changes)
+    for at_s in sorted(rng.uniform(0.0, 1.2 * run_s) for _ in range(rng.choice((1, 2, 3)))):
+        away = [slot for slot in (*run.slots, *added) if slot not in slots]
+        here = [slot for slot in slots if slot in reliable]
+        if away and (rng.random() < 0.6 or len(here) <= run.min_replicas):
+            slots = (*slots, rng.choice(away))
+        elif len(here) > run.min_replicas:
+            gone = rng.choice(here)
+            slots = tuple(slot for slot in slots if slot != gone)
+        else:
+            continue
+        changes.append(Change(at_s=at_s, slots=slots))
+    return replace(
+        scenario,
+        slots=(*scenario.slots, *added),
+        run=run,
+        settings=settings,
+        rates=replace(scenario.rates, forged=0.0, vanished=0.0),
+        late=(*scenario.late, *(0.0 for _ in added)),
+        steady=False,
+        changes=tuple(sorted(changes, key=lambda change: change.at_s)),
+    )
 
 
 def with_settings(scenario: Scenario, slot: str, **changes: object) -> Scenario:

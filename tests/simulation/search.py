@@ -65,12 +65,12 @@ def quiet() -> Generator[None]:
         logger.setLevel(before)
 
 
-def search(seeds: Iterable[int], *, mirrored: bool = False) -> Tally:
-    """Simulate every seed, also after a violation. mirrored: the replicas keep a mirror."""
+def search(seeds: Iterable[int], *, mirrored: bool = False, elastic: bool = False) -> Tally:
+    """Simulate every seed, also after a violation. mirrored, elastic: as of `run_seed`."""
     tally = Tally()
     with quiet():
         for seed in seeds:
-            result = run_seed(seed, mirrored=mirrored)
+            result = run_seed(seed, mirrored=mirrored, elastic=elastic)
             tally.schedules += 1
             tally.events += result.events
             tally.virtual_s += result.seconds

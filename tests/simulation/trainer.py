@@ -94,7 +94,15 @@ class ToyTrainer:
         self._count("evaluations")
         self._count("contributed in an evaluation", self.lifecycle.rounds.round.is_contributed)
 
+    def _check_slots(self) -> None:
+        """Report by which slots this round is trained."""
+        slots = self.session.log.slots
+        self._checker.settings.trains_with(self.process, slots, self.lifecycle.position.round)
+        self._count("steps by other slots", slots not in {None, self._settings.run.slots})
+
     def _forward(self) -> None:
+        if self._settings.run.spec is not None:
+            self._check_slots()
         step_s = self._settings.train_s / self._settings.run.sync_every
         self._clock.pause(step_s * (1.0 + self._settings.jitter * (self._random.random() - 0.5)))
         if self.local == 0:

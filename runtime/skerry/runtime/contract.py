@@ -20,9 +20,9 @@ RUN_URI = "SKERRY_RUN"
 SLOT = "SKERRY_SLOT"
 """The replica's name, stable over restarts."""
 INDEX = "SKERRY_INDEX"
-"""The replica's number, 0 to REPLICAS - 1, stable over restarts; it selects the replica's shard of the data."""
+"""The replica's number, 0 to REPLICAS - 1; it selects its data. `skerry-replica run` sets it by the run's log."""
 REPLICAS = "SKERRY_REPLICAS"
-"""The number of replicas in the spec."""
+"""The number of replicas when this one was started; the log may say another later. Set in the same way."""
 
 # Also read by `skerry-replica run` in a container; a script that is started by hand needs none of them.
 CODE = "SKERRY_CODE"

@@ -57,6 +57,7 @@ Name: TypeAlias = Literal[
     "round_failed",  # should_commit was False
     "rounding_drift",  # this replica rounds differently (unlike hardware); logged once, corrected every time
     "settings_applied",  # the outer loop of a round is another than run.json's: first round of each change
+    "slots_changed",  # the run has other replicas than in the round before, by its log
     "stop_requested",
     "store_recovered",
     "store_retry",

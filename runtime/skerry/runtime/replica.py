@@ -115,7 +115,55 @@ class _Evaluations:
             manager.report_metrics({name: float(value) for name, value in (metrics or {}).items()})
 
 
-class Replica:
+class SlotNumbers:
+    """A replica's number among those of its run, and its share of the data. Both follow the log (decision 0043).
+
+    They change between two rounds, for all replicas at once, when replicas are added to the run or removed.
+    """
+
+    def __init__(self, settings: contract.Contract, rank: int, world_size: int) -> None:
+        """settings: the numbers until the log has others."""
+        self.slot = settings.slot
+        self.rank = rank
+        self.world_size = world_size
+        self._launched = settings
+        self._manager: ObjectStoreManager | None = None
+
+    @property
+    def _slots(self) -> tuple[str, ...]:
+        """The slots of this round by the log; () while the log does not number this replica."""
+        slots = None if self._manager is None else self._manager.session.log.slots
+        return slots if slots is not None and self.slot in slots else ()
+
+    @property
+    def index(self) -> int:
+        """This replica's number, from 0."""
+        return self._slots.index(self.slot) if self._slots else self._launched.index
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the run."""
+        return len(self._slots) or self._launched.replicas
+
+    @property
+    def shard_index(self) -> int:
+        """This rank's number among all ranks of all replicas."""
+        return self.index + self.rank * self.replicas
+
+    @property
+    def shard_count(self) -> int:
+        """The number of ranks of all replicas."""
+        return self.replicas * self.world_size
+
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """This rank's share of the items: every n-th, for n ranks in all replicas together. Shares are disjoint.
+
+        The share is the same in each round and after a restart, while the run has the same replicas and ranks.
+        """
+        return list(items[self.shard_index :: self.shard_count])
+
+
+class Replica(SlotNumbers):
     """One replica of a run, from its start to its outcome."""
 
     def __init__(
@@ -126,19 +174,10 @@ class Replica:
         data: Mapping[str, str] | None = None,
         place: Place | None = None,
     ) -> None:
-        """address: of this rank; None for a replica of one rank. data: the spec's, by name. place: of its machine.
-
-        shard_index, shard_count: this rank's number among all ranks of all replicas, and how many there are.
-        """
-        self.rank = 0 if address is None else address.rank
-        self.world_size = 1 if address is None else address.size
+        """address: of this rank; None for a replica of one rank. data: the spec's, by name. place: of its machine."""
+        super().__init__(settings, 0 if address is None else address.rank, 1 if address is None else address.size)
         self._address = address
         log_to_stderr(settings.slot if address is None else f"{settings.slot}/{self.rank}")
-        self.slot = settings.slot
-        self.index = settings.index
-        self.replicas = settings.replicas
-        self.shard_index = self.index + self.rank * self.replicas
-        self.shard_count = self.replicas * self.world_size
         self.data: Mapping[str, str] = dict(data or {})
         self._place = place
         self._clock = clock
@@ -149,7 +188,6 @@ class Replica:
         self.run: Run = run
         self._rounds = _rounds_of(RunLog(self._store, run))
         self._steps_per_round = max(1, run.sync_every // run.fragments)
-        self._manager: ObjectStoreManager | None = None
         self._stopping = threading.Event()
         self._stop_requested = False
         self._ended = threading.Event()
@@ -216,13 +254,6 @@ class Replica:
         if not self._keeps:
             manager.register_private_state("inner step", self._resume_after, lambda: self._step)
         self._keeps = True
-
-    def shard(self, items: Sequence[T]) -> list[T]:
-        """This rank's share of the items: every n-th, for n ranks in all replicas together. Shares are disjoint.
-
-        The share is the same after a restart, unless the number of replicas or ranks has changed.
-        """
-        return list(items[self.shard_index :: self.shard_count])
 
     @property
     def total_steps(self) -> int | None:

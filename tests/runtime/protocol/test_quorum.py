@@ -84,6 +84,16 @@ def test_exchange_is_proposed_once_every_live_slot_contributed() -> None:
     assert [share.slot for share in proposal.members] == ["a", "b"]
 
 
+def test_removed_slot_is_not_awaited_and_its_contribution_counts() -> None:
+    removed = policy(removed=frozenset("c"))
+    assert kinds(observe("ab", observed("b"), observed("c")), NOW, terms=removed) == ["Propose"]
+    proposal = action(observe("abc", observed("b"), observed("c")), terms=removed)
+    assert isinstance(proposal, Propose)
+    assert [share.slot for share in proposal.members] == ["a", "b", "c"]
+    opening = policy(expected=frozenset("ab"), removed=frozenset("c"), start_window_s=30.0)
+    assert kinds(observe("ab", observed("b")), NOW, terms=opening, round=0) == ["Propose"]
+
+
 def test_live_slot_is_awaited_for_the_grace_window() -> None:
     observation = observe("ab", observed("b"), observed("c", changed=NOW + 4))
     assert action(observation) == Wait(until=NOW + 5.0, waiting_for=("c",))  # half of a round of 10 s

@@ -137,7 +137,7 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
 
 
 def resolve_contract(settings: ReplicaSettings, job: Job, slots: Sequence[str]) -> Contract:
-    """The complete contract. slots: those of run.json, in the order that numbers them.
+    """The complete contract. slots: those that the run expects now, in the order that numbers them.
 
     Raises Invalid if slot and index cannot be derived, or contradict the run.
     """
@@ -151,7 +151,10 @@ def resolve_contract(settings: ReplicaSettings, job: Job, slots: Sequence[str]) 
         slot = slots[index]
     if index is None:
         if slot not in slots:
-            raise Invalid(f"{contract.SLOT}={slot} is not one of the run's {len(slots)} slots; set {contract.INDEX}")
+            raise Invalid(
+                f"{contract.SLOT}={slot} is not one of the run's {len(slots)} slots; if it was removed from the spec, "
+                f"`skerry apply` ends this job; by hand, set {contract.INDEX}"
+            )
         index = slots.index(slot)
     resolved = Contract(run_uri=settings.run_uri, slot=slot, index=index, replicas=replicas)
     return contract.read(resolved.environment())

@@ -37,6 +37,7 @@ from skerry.runtime.contract import CODE, STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.read_software import read_software
+from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -162,7 +163,9 @@ def _prepare(
     run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
     if run is None:
         raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
-    contract = resolve_contract(settings, job, run.slots)
+    changed = RunSettings(RunLog(store, run))
+    changed.read()
+    contract = resolve_contract(settings, job, changed.slots or run.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
     software = read_software(environment)
     recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software)

@@ -75,12 +75,14 @@ def read_record_bytes(store: Store, key: str) -> memoryview | None:
 class RunLog:
     """The log of one run. Thread-safe if its store is. run: with the end that the newest known settings give it.
 
-    recent: the bytes of the records of rounds that were read or written through it.
+    slots: those by which the replica is numbered in this round; None while only its launcher numbers it. recent: the
+    bytes of the records of rounds that were read or written through it.
     """
 
     def __init__(self, store: Store, run: Run) -> None:
         self.store = store
         self.run = run
+        self.slots: tuple[str, ...] | None = None
         self.recent = RecentRecords()
 
     def read_contribution(

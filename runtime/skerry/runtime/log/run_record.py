@@ -179,11 +179,13 @@ class Run(Extended):
         return is_over(self.rounds, self.work, closed, work)
 
 
-class Settings(Record):
+class Settings(Extended):
     """Settings of a run from `from_round` on, in the place of those of run.json. Created once, by the operator.
 
     number: the first has 1. previous: digest of the record before it, GENESIS for the first. from_round: never lower
-    than that of the record before it; `rounds` and `work` count at once. by: for people.
+    than that of the record before it; `rounds` and `work` count at once. by: for people. slots: all expected ones, in
+    the order that numbers them; None, and absent from the bytes, for those of the record before it. A record that
+    changes them changes nothing else.
     """
 
     run: Nonce
@@ -196,6 +198,8 @@ class Settings(Record):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)]
     by: Name
     created: str
+    slots: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    ADDED = ("slots",)
 
 
 def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:

@@ -31,6 +31,34 @@ class RunSettings:
         last = self._known[-1].record if self._known else self._first
         return last.rounds, last.work
 
+    @property
+    def slots(self) -> tuple[str, ...] | None:
+        """The expected slots, by the newest record that was read; None if no record has any."""
+        return self._slot_lists()[-1] if any(stored.record.slots for stored in self._known) else None
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The slots that were expected once, and are not by the newest record that was read."""
+        lists = self._slot_lists()
+        return frozenset(slot for slots in lists for slot in slots).difference(lists[-1])
+
+    def slots_of(self, digest: str | None, slot: str) -> tuple[str, ...] | None:
+        """The slots by which `slot` is numbered in the round after one whose decision names this record, or none.
+
+        A new slot is in none of these: it takes the first later ones that have it. None if no record has slots.
+        """
+        if self.slots is None:
+            return None
+        lists = self._slot_lists()
+        lists = lists[0 if digest is None else 1 + [stored.digest for stored in self._known].index(digest) :]
+        return next((slots for slots in lists if slot in slots), lists[0])
+
+    def sets_outer(self, digest: str) -> bool:
+        """True if this record or one before it sets the outer loop, and does not change slots alone."""
+        lists = self._slot_lists()
+        last = [stored.digest for stored in self._known].index(digest)
+        return any(lists[number] == lists[number + 1] for number in range(last + 1))
+
     def read(self) -> None:
         """Read every new record. One GET, and one for each. Raises Diverged if a record does not follow the last."""
         while self._read_next():
@@ -69,6 +97,13 @@ class RunSettings:
                 f"from_round={settings.from_round}"
             )
         return settings
+
+    def _slot_lists(self) -> list[tuple[str, ...]]:
+        """The expected slots of run.json, and of each record that was read."""
+        lists = [self._first.slots]
+        for stored in self._known:
+            lists.append(stored.record.slots or lists[-1])
+        return lists
 
     def _read_next(self, *, exists: bool = False) -> bool:
         number = len(self._known) + 1

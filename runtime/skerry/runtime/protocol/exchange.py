@@ -7,7 +7,7 @@ are here; `skerry.runtime.protocol.quorum` decides the next action.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.clock import Backoff
@@ -260,7 +260,9 @@ class Exchange:
             observation = view.observe(state)
             if view.others_differ:
                 raise _issued_no_tensors(exchange_id)
-            slots = may_still_contribute(self._policy, state, observation, self._clock.now())
+            slots = may_still_contribute(
+                _with_slots(self._policy, self.settings), state, observation, self._clock.now()
+            )
             if not slots or self._log.read_decision(exchange_id.round, exchange_id.exchange) is not None:
                 return
             if self._clock.now() - state.since >= self._policy.deadline_s:
@@ -276,9 +278,8 @@ class Exchange:
     def _view(
         self, exchange_id: ExchangeId, index: str, *, abstaining: bool, round_seconds: float | None
     ) -> tuple[ExchangeView, ExchangeState]:
-        view = ExchangeView(
-            self._log, self._monitor, self._clock, self._policy, exchange_id, index, self._heartbeat_poll_s
-        )
+        policy = _with_slots(self._policy, self.settings)
+        view = ExchangeView(self._log, self._monitor, self._clock, policy, exchange_id, index, self._heartbeat_poll_s)
         view.steady_since = lambda: self._presence.steady_since
         if self._mine is not None and (self._mine.record.round, self._mine.record.exchange) == exchange_id[:2]:
             view.add(self._mine)
@@ -333,7 +334,7 @@ class Exchange:
         observation = view.observe(state, needs_heartbeats=needs_heartbeats)
         if index == self._empty_index and view.others_differ:
             raise _issued_no_tensors(exchange_id)
-        return step(self._policy, state, observation, self._clock.now())
+        return step(_with_slots(self._policy, self.settings), state, observation, self._clock.now())
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
         self.settings.read()
@@ -360,6 +361,13 @@ class Exchange:
     def _backoff(self) -> Backoff:
         """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
         return Backoff(first=(profile := self._log.store.profile).poll_first, cap=profile.poll_cap, factor=1.25)
+
+
+def _with_slots(policy: Policy, settings: RunSettings) -> Policy:
+    """The policy, with the expected slots by the newest settings that were read."""
+    if settings.slots is None:
+        return policy
+    return replace(policy, expected=frozenset(settings.slots), removed=settings.removed)
 
 
 def _makers_of(

@@ -47,7 +47,8 @@ class Policy:
     expected: slots that an opening round waits for, at most start_window_s. stale_s: a heartbeat that has not changed
     for this long belongs to a dead replica. deadline_s: when to abort an exchange. propose_delay_s: extra wait before
     proposing for each earlier slot in the slot order (some stores accept one write per second and key). spares: list
-    only the first min_replicas slots (torchft's FIXED_WITH_SPARES).
+    only the first min_replicas slots (torchft's FIXED_WITH_SPARES). removed: slots that are waited for no longer; what
+    they contribute counts.
     """
 
     min_replicas: int
@@ -59,6 +60,7 @@ class Policy:
     propose_delay_s: float
     spares: bool = False
     weighting: Literal["uniform", "tokens"] = "uniform"
+    removed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +220,7 @@ def _expected(policy: Policy, state: ExchangeState, observation: Observation, no
         for slot, observed in observation.heartbeats.items()
         if slot not in observation.contributions
         and slot not in observation.refused
+        and slot not in policy.removed
         and is_live(policy, observed, observation.steady_since, now)
         # A heartbeat lags behind, so a replica that has just closed the previous round may still report it.
         and observed.heartbeat.round >= state.round - 1
@@ -247,7 +250,7 @@ def _without_quorum(
     silent = heartbeats.keys() - contributed
     finished = sorted((slot for slot in silent if _has_finished(heartbeats[slot], now)), key=slot_order)
     # A slot that has not finished may still come back: counting it only means waiting for the deadline.
-    possible = (heartbeats.keys() | contributed | {state.me} | policy.expected) - set(finished)
+    possible = (heartbeats.keys() - policy.removed | contributed | {state.me} | policy.expected) - set(finished)
     if finished and len(possible) < policy.min_replicas:
         return Abort(
             error=RunFinished(
@@ -261,7 +264,7 @@ def _without_quorum(
         for slot, observed in heartbeats.items()
         if observed.heartbeat.phase in WORKING | {"joining"}
         and now - max(observed.changed_at, observation.steady_since) < policy.stale_s
-        and slot not in observation.refused
+        and slot not in observation.refused | policy.removed
         and not _abstains(observed, state.round)
     }
     if state.abstaining and len(expected | coming | contributed) < policy.min_replicas:

@@ -186,6 +186,7 @@ class Lifecycle:
         self._record(scope)
         dropped = self.log_follower.nonfinite and self.log_follower.trainer.fragments > 0
         self.log_follower.enter_boundary(jump=jump)
+        self.rounds.settings.look_for_slots()
         self._look_for_extension()
         self.rounds.update_counts(dropped=dropped)
         self.at_boundary = False

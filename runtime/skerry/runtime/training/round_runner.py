@@ -43,35 +43,45 @@ _ALWAYS_LATE = (
 
 
 class AppliedSettings(NamedTuple):
-    """The outer loop of one round, and the end of the run. number: 0 if both are run.json's."""
+    """The outer loop of one round, and the end of the run. number: 0 if both are run.json's.
+
+    slots: of the next round; None if no settings have any.
+    """
 
     number: int
     outer_lr: float
     outer_momentum: float
     rounds: int | None
     work: float | None
+    slots: tuple[str, ...] | None
 
 
-class OuterSettings:
-    """Reads the settings that a round's decision names, and applies the outer step that follows with them."""
+class RoundSettings:
+    """Reads the settings that a round's decision names, and applies the outer step that follows with them.
+
+    The slots of a round are those that the decision of the round before it names (decision 0043).
+    """
 
     def __init__(self, session: Session, log_follower: LogFollower) -> None:
         self._session = session
         self._log_follower = log_follower
+        self._train = session.group.channel("train")
         self._number = 0
+        self._slots_round = -1  # for which the log's slots are known
 
     def named(self, decision: Decision) -> AppliedSettings:
         """The settings that the decision names, and the end of the run by all that were read. On rank 0."""
         settings = self._session.exchange.settings
         named = None if decision.settings is None else settings.named(decision.settings, decision.round)
-        rounds, work = settings.end
-        if named is None:
-            return AppliedSettings(0, 0.0, 0.0, rounds, work)
-        return AppliedSettings(named.number, named.outer_lr, named.outer_momentum, rounds, work)
+        slots = settings.slots_of(decision.settings, self._session.presence.slot)
+        if named is None or decision.settings is None or not settings.sets_outer(decision.settings):
+            return AppliedSettings(0, 0.0, 0.0, *settings.end, slots)
+        return AppliedSettings(named.number, named.outer_lr, named.outer_momentum, *settings.end, slots)
 
     def apply(self, settings: AppliedSettings) -> None:
         """Apply the outer step that follows with the settings of its round. The same on all ranks."""
         self._session.log.set_end(settings.rounds, settings.work)
+        self._take_slots(settings.slots, self._log_follower.position.round + 1)
         if settings.number == 0:
             return
         self._log_follower.trainer.set_outer(settings.outer_lr, settings.outer_momentum)
@@ -80,6 +90,36 @@ class OuterSettings:
             place = {"round": self._log_follower.position.round, "slot": self._session.presence.slot}
             emit("settings_applied", {**place, "number": settings.number, **outer})
         self._number = settings.number
+
+    def look_for_slots(self) -> None:
+        """At a boundary, after the join or a checkpoint: take the slots of this round as the log names them.
+
+        Those of a run without a spec never change.
+        """
+        round_number = self._log_follower.position.round
+        if self._slots_round == round_number or self._session.log.run.spec is None:
+            return
+        settings = self._session.exchange.settings
+
+        def look() -> tuple[str, ...] | None:
+            settings.read()
+            if settings.slots is None:
+                return None
+            before = self._session.log.read_decision(round_number - 1, 0) if round_number else None
+            digest = None if before is None else before.record.settings
+            if digest is not None:
+                settings.named(digest, round_number - 1)
+            return settings.slots_of(digest, self._session.presence.slot)
+
+        self._take_slots(self._train.broadcast_from_rank0("look for slots", look), round_number)
+
+    def _take_slots(self, slots: tuple[str, ...] | None, round_number: int) -> None:
+        self._slots_round = round_number
+        taken = None if slots is None else tuple(slots)  # of other ranks it is a list
+        if taken is not None and taken != self._session.log.slots and self._session.group.rank == 0:
+            fields = {"round": round_number, "slot": self._session.presence.slot, "replicas": len(taken)}
+            emit("slots_changed", fields)
+        self._session.log.slots = taken
 
 
 class RoundRunner:
@@ -108,7 +148,7 @@ class RoundRunner:
         self.round_seconds: float | None = None
         self.upload_s = 0.0
         self._missed = 0
-        self._outer = OuterSettings(session, log_follower)
+        self.settings = RoundSettings(session, log_follower)
         self._session = session
         self._log_follower = log_follower
         self._train = session.group.channel("train")
@@ -184,7 +224,7 @@ class RoundRunner:
         if closed is None:
             return self._failed_round()
         commit, participants, work, settings = closed
-        self._outer.apply(AppliedSettings(*settings))  # of other ranks it is a list
+        self.settings.apply(AppliedSettings(*settings))  # of other ranks it is a list
         self._advance(held, commit, participants, work)
         return True
 
@@ -291,7 +331,7 @@ class RoundRunner:
         """Close the round in the log, on rank 0. Returns the commit's digest, participants, work and settings."""
         if not self._may_close(averages):
             return None
-        settings = self._outer.named(averages[0].decision.record)
+        settings = self.settings.named(averages[0].decision.record)
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         work = self._log_follower.position.work + min(average.work for average in averages)
         decisions, digests = [average.decision for average in averages], [average.digest for average in averages]
