@@ -116,7 +116,7 @@ class _Evaluations:
 
 
 class SlotNumbers:
-    """A replica's number among those of its run, and its share of the data. Both follow the log (decision 0043).
+    """A replica's number among those of its run, and its share of the data. Both follow the log (decision 0046).
 
     They change between two rounds, for all replicas at once, when replicas are added to the run or removed.
     """

@@ -59,7 +59,7 @@ class AppliedSettings(NamedTuple):
 class RoundSettings:
     """Reads the settings that a round's decision names, and applies the outer step that follows with them.
 
-    The slots of a round are those that the decision of the round before it names (decision 0043).
+    The slots of a round are those that the decision of the round before it names (decision 0046).
     """
 
     def __init__(self, session: Session, log_follower: LogFollower) -> None:
