@@ -1,4 +1,4 @@
-"""Runs to which slots are added, and from which they are removed, in mid-run: nothing but the numbers changes."""
+"""Runs to which slots are added, and from which they are removed, in mid-run: only the numbers change."""
 
 from __future__ import annotations
 
