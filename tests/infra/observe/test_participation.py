@@ -170,6 +170,18 @@ def test_run_that_was_stopped_and_continued_has_no_warning(fleet: Fleet) -> None
     assert part_of(fleet, "a-0").text == ""
 
 
+def test_stop_that_cost_rounds_is_their_reason_with_its_signal(fleet: Fleet) -> None:
+    for number in range(4):
+        fleet.train(number, *(SLOTS[:1] if number == 2 else SLOTS))
+        ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
+        behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
+    fleet.start("a-1")
+    fleet.end("a-1", 0, status="stopped", reason="killed (signal SIGKILL): by `up`, on request", round=2)
+    fleet.end("a-1", 1)
+    killed = "killed (signal SIGKILL): by `up`, on request (round 2)"
+    assert part_of(fleet, "a-1").text == f"missing in 1 of 4 rounds (2), 2 starts: {killed}"
+
+
 def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:
     fleet.train(0, *SLOTS)
     fleet.start("a-1")

@@ -171,25 +171,26 @@ def _replica(
     # Of a late round there is a receipt: the replica has followed it.
     away = bool(parts) and parts[-1][1].part == "absent"
     last = starts[-1].outcome if starts else None
+    missing = tuple(number for number, replica in parts if not replica.in_average)
     return ReplicaParticipation(
         slot=slot,
         of=len(parts),
         last=parts[-1][0] if parts else -1,
-        missing=tuple(number for number, replica in parts if not replica.in_average),
+        missing=missing,
         cut=sum(replica.part == "cut" for _, replica in parts),
         starts=len(starts),
         failed=last is not None and last.status in {"failed", "retry"},
-        reasons=tuple(_reasons(starts, beat, away=away)),
+        reasons=tuple(_reasons(starts, beat, missing, away=away)),
         abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
         late=tuple(number for number, replica in parts if replica.part == "late"),
         figures=_figures([replica for _, replica in parts], starts),
     )
 
 
-def _reasons(starts: Sequence[Start], beat: Heartbeat | None, *, away: bool) -> Iterator[str]:
+def _reasons(starts: Sequence[Start], beat: Heartbeat | None, missing: Collection[int], *, away: bool) -> Iterator[str]:
     """The reasons for the ends of the starts, if they are no success and no stop that was made up for.
 
-    away: the slot has no part in the last closed round, so its last start is not simply at work.
+    missing: the rounds without the slot. away: the last closed round is one, so its last start is not simply at work.
     """
     if not starts and away:
         yield "it never joined the run"
@@ -197,7 +198,9 @@ def _reasons(starts: Sequence[Start], beat: Heartbeat | None, *, away: bool) -> 
         latest, outcome = start is starts[-1], start.outcome
         name = f"start {start.incarnation + 1}" if len(starts) > 1 else "it"
         if outcome is not None:
-            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and away and latest):
+            # The round of a killed start is that of its last heartbeat.
+            felt = (away and latest) or not {outcome.round, outcome.round + 1}.isdisjoint(missing)
+            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and felt):
                 yield _located(outcome)
         elif not latest:
             yield f"{name} ended without a record: killed, out of memory, or its machine was lost"
