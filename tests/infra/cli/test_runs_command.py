@@ -39,12 +39,14 @@ def test_runs_below_a_store_are_listed_with_their_states(fleet: Fleet, tmp_path:
     (tmp_path / "store" / "damaged").mkdir()
     (tmp_path / "store" / "damaged" / "run.json").write_text("{")
     store = (tmp_path / "store").as_uri()
+    assert skerry("extend", fleet.store.uri, "--rounds", "9").exit_code == 0
     result = skerry("runs", store, "--json")
     listed = {run["name"]: (run["closed"], run["state"]) for run in json.loads(result.stdout)["runs"]}
     assert listed == {"test-run": (2, "stopped"), "other": (1, "running"), "damaged": (0, "unreadable")}
     header, *lines = skerry("runs", f"{store}/").stdout.splitlines()
+    assert skerry("runs", str(tmp_path / "store")).stdout.splitlines() == [header, *lines]
     assert header.split() == ["run", "rounds", "state", "last", "activity"]
-    assert [line.split()[:3] for line in lines if line.startswith("test-run")] == [["test-run", "2/8", "stopped"]]
+    assert [line.split()[:3] for line in lines if line.startswith("test-run")] == [["test-run", "2/9", "stopped"]]
     # Of a spec, its store is listed; of the URI of a run, the run.
     assert json.loads(skerry("runs", write_spec(tmp_path), "--json").stdout)["uri"] == store
     (line,) = skerry("runs", fleet.store.uri).stdout.splitlines()[1:]

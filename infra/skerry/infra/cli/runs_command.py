@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 _DEADLINE_S: Final = 20.0
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
-Place = Annotated[str, typer.Argument(metavar="STORE", help="A URI such as s3://bucket/runs, or a spec with a store.")]
+Place = Annotated[
+    str, typer.Argument(metavar="STORE", help="A URI such as s3://bucket/runs, a folder, or a spec with a store.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class _Runs:
 def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
     """List the runs under a prefix of a store. The latest activity comes first."""
     with errors_as_exit_codes(as_json=as_json):
-        uri = absolute(place) if is_uri(place) else load_spec(place, ()).run_uri.rpartition("/")[0]
+        uri = _uri_of(place)
         clock = SystemClock()
         now = datetime.fromisoformat(clock.utc_text()).timestamp()
         listed = list_runs(uri, clock, now, _DEADLINE_S)
@@ -49,6 +52,13 @@ def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
             print_lines(run_lines(listed, now))
         else:
             typer.echo(f"no runs at {uri}; `skerry up` starts one")
+
+
+def _uri_of(place: str) -> str:
+    if is_uri(place):
+        return absolute(place)
+    path = Path(place)
+    return path.resolve().as_uri() if path.is_dir() else load_spec(place, ()).run_uri.rpartition("/")[0]
 
 
 def run_lines(listed: Sequence[ListedRun], now: float) -> Iterator[str]:

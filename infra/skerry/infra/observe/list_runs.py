@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit
@@ -40,8 +41,8 @@ class ListedRun:
 def list_runs(uri: str, clock: Clock, now: float, deadline_s: float) -> list[ListedRun]:
     """The runs directly below `uri`, the latest activity first; the run at `uri` itself, if it is one.
 
-    One listing of folders, and for each five requests and one for every thousand rounds. now: seconds since the epoch.
-    deadline_s: for each request. Raises what the store raises.
+    One listing of folders, and for each run six requests, one for each change of its settings and one for every
+    thousand rounds. now: seconds since the epoch. deadline_s: for each request. Raises what the store raises.
     """
 
     def open_at(place: str) -> Store:
@@ -67,7 +68,7 @@ def _read_run(store: Store, name: str, now: float) -> ListedRun | None:
     if data is None:
         return None
     try:
-        run = Run.parse(data, keys.RUN)
+        run = RunSettings(first=Run.parse(data, keys.RUN)).read_newer(store).now
         commit = _last_commit(store)
     except Corrupt:
         return ListedRun(name=name, uri=store.uri, closed=0, rounds=None, state="unreadable", last_activity=None)
