@@ -54,7 +54,7 @@ def test_relative_uri_of_a_folder_starts_where_it_is_typed(tmp_path: Path, monke
     started(write_spec(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert "test-run" in skerry("runs", "file://store").stdout
-    assert skerry("status", "file://store/test-run").stdout.startswith("test-run: round 0/3 closed")
+    assert skerry("status", "file://store/test-run").stdout.startswith("test-run: 0 of 3 rounds done")
 
 
 def test_init_writes_a_sample_and_overwrites_nothing(tmp_path: Path) -> None:

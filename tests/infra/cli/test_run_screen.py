@@ -96,7 +96,7 @@ def test_low_screen_shows_replicas_that_need_attention_first(view: RunView) -> N
 
 def test_narrow_terminal_gets_lines_of_text(view: RunView) -> None:
     lines = drawn(view, MIN_WIDTH - 1, 24)
-    assert lines[0].startswith("tiny-gpt: round 128/200 closed")
+    assert lines[0].startswith("tiny-gpt: 128 of 200 rounds done")
     assert lines[-1].startswith("vertex-1 state=joining")
 
 

@@ -97,7 +97,7 @@ def shown(console: Console, *values: Event | RunView, quiet: bool = False) -> st
 
 def test_plain_lists_the_run_and_its_replicas() -> None:
     assert run_text.plain(VIEW) == [
-        "tiny: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
+        "tiny: 12 of 40 rounds done, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
         "store: s3://b/tiny",
         "receipts: round 11, 2 replicas: average equal, state DIFFERENT",
         "a-0 state=sync round=12 step=240 loss=2.500 tok/s=1,500 waiting_for=a-1 up_MB=12.3 down_MB=0.0",
@@ -108,11 +108,11 @@ def test_plain_lists_the_run_and_its_replicas() -> None:
 
 def test_progress_shows_the_share_of_work_with_make_up() -> None:
     more = replace(VIEW, closed=41, work=157.5, due=160.0)
-    assert run_text.progress(more).startswith("round 41/40 closed, 98.4 % trained, 2 of 3 replicas")
+    assert run_text.progress(more).startswith("41 of 40 rounds done, 98.4 % trained, 2 of 3 replicas")
     more = replace(more, work=159.99)
-    assert run_text.progress(more).startswith("round 41/40 closed, 99.9 % trained, "), "it is not over"
+    assert run_text.progress(more).startswith("41 of 40 rounds done, 99.9 % trained, "), "it is not over"
     more = replace(more, closed=42, work=161.0)
-    assert run_text.progress(more).startswith("round 42/40 closed, 100.0 % trained, ")
+    assert run_text.progress(more).startswith("42 of 40 rounds done, 100.0 % trained, ")
 
 
 def test_plain_screen_prints_reports_and_periodic_progress() -> None:
@@ -124,8 +124,8 @@ def test_plain_screen_prints_reports_and_periodic_progress() -> None:
     assert output_of(console).splitlines() == [
         "[a-0] [bold]x[/]",
         "[a-0] y",
-        "skerry: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
-        "skerry: round 13/40 closed, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
+        "skerry: 12 of 40 rounds done, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
+        "skerry: 13 of 40 rounds done, 2 of 3 replicas in the last, mean loss 3.000, 1,500 tokens/s",
     ]
 
 
@@ -190,7 +190,7 @@ def test_every_report_has_a_line() -> None:
         "skerry: warning: a-0: killed (signal SIGKILL): by `up`, on request; restarting it in 1.2 s",
         "skerry: warning: a-0: exit code 10: ValueError: x; restarting it in 1.2 s",
         "skerry: warning: a-0 failed and is not restarted: exit code 20: Invalid: x",
-        "skerry: a-0 done: done",
+        "skerry: a-0 is done",
         "skerry: warning: a-1 is missing since round 3",
         "skerry: stopping all replicas on request; they have 25 s; Ctrl-C again kills them at once",
         "skerry: killing the replicas that are left: asked again",

@@ -56,7 +56,7 @@ def test_once_prints_the_run_as_lines_or_json(fleet: Fleet) -> None:
     finish(fleet)
     plain = skerry("watch", fleet.store.uri, "--once")
     assert plain.exit_code == 0, plain.output
-    assert plain.output.splitlines()[0].startswith("test: round 8/8 closed, 1 of 2 replicas in the last")
+    assert plain.output.splitlines()[0].startswith("test: 8 of 8 rounds done, 1 of 2 replicas in the last")
     result = skerry("watch", fleet.store.uri, "--once", "--json")
     view = json.loads(result.stdout)
     assert (result.exit_code, view["closed"], len(result.stdout.splitlines())) == (0, 8, 1)
@@ -71,8 +71,8 @@ def test_watch_of_a_finished_run_ends_with_its_summary(fleet: Fleet) -> None:
     result = skerry("watch", fleet.store.uri)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert lines[0].startswith("skerry: round 8/8 closed")
-    assert lines[1].startswith("test: round 8/8 closed")
+    assert lines[0].startswith("skerry: 8 of 8 rounds done")
+    assert lines[1].startswith("test: 8 of 8 rounds done")
     assert "8 of 8 rounds; all 2 replicas in 3 of them" in lines
     assert any(line.startswith("warning: a-1: missing in 5 of 8 rounds (3-7)") for line in lines)
     looks = skerry("watch", fleet.store.uri, "--json").stdout.splitlines()
@@ -124,7 +124,7 @@ def test_unreadable_store_is_reported_once_and_read_again(fleet: Fleet) -> None:
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert lines[0] == "skerry: cannot read the store: 503 slow down; trying again"
-    assert lines[1].startswith("skerry: round 8/8 closed")
+    assert lines[1].startswith("skerry: 8 of 8 rounds done")
     assert clock.pauses == [2.0, 2.0]
 
 

@@ -66,7 +66,7 @@ def test_ctrl_c_stops_replicas_and_up_continues_the_run(tmp_path: Path) -> None:
         code = skerry.end()
     assert code == 1
     assert skerry.output.count("] stopping cleanly") == 2
-    assert skerry.output.count("stopped: stopped on request") == 2
+    assert skerry.output.count(": stopped on request") == 2
     assert processes_with(marker_of(spec)) == []
 
     with Skerry("up", str(spec)) as skerry:

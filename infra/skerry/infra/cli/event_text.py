@@ -52,7 +52,8 @@ def _end_line(report: ReplicaRestarting | ReplicaResult) -> Text:
         text = ending_text(report.ending, report.last_line)
         return warning(f"{report.slot}: {text}; restarting it in {report.delay_s:.1f} s")
     if report.fate is not ReplicaFate.FAILED:
-        return note(f"{report.slot} {report.fate.value}: {report.reason}")
+        done = report.fate is ReplicaFate.DONE
+        return note(f"{report.slot} is done" if done else f"{report.slot}: {report.reason}")
     last = f": {report.last_line}" if report.last_line else ""
     return warning(f"{report.slot} failed and is not restarted: {report.reason}{last}", "red")
 

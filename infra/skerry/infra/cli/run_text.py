@@ -24,7 +24,7 @@ def progress(view: RunView) -> str:
     moving = [replica for replica in view.replicas if replica.at_work and not replica.silent]
     rates = [replica.tokens_per_s for replica in moving if replica.tokens_per_s is not None]
     losses = [replica.loss for replica in view.replicas if replica.loss is not None]
-    parts = [f"round {_of(view.closed, view.rounds)} closed{_made_up(view)}"]
+    parts = [f"{_of(view.closed, view.rounds)} rounds done{_made_up(view)}"]
     if view.participants is not None:
         parts.append(f"{view.participants} of {len(view.replicas)} replicas in the last")
     if losses:
@@ -72,7 +72,7 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"done in {summary.wall_s:.1f} s{'' if summary.by_all else NOT_BY_ALL_TEXT}")
     else:
         if all(result.fate is ReplicaFate.DONE for result in summary.results) and summary.unseen is None:
-            closed = f"{view.closed} of {view.rounds} rounds are closed{_made_up(view)}"
+            closed = f"{_of(view.closed, view.rounds)} rounds are closed{_made_up(view)}"
             lines.append(f"replicas ended with 0 but {closed}; does the script call connect()?")
         lines.append(f"not done after {summary.wall_s:.1f} s; `skerry up` continues it, `skerry logs` shows why")
     return lines
@@ -175,4 +175,4 @@ def _made_up(view: RunView) -> str:
 
 
 def _of(closed: int, rounds: int | None) -> str:
-    return str(closed) if rounds is None else f"{closed}/{rounds}"
+    return str(closed) if rounds is None else f"{closed} of {rounds}"
