@@ -15,6 +15,7 @@ from tests.infra.targets.hf_jobs import kit as hf_jobs
 from tests.infra.targets.kubernetes import kit as kubernetes
 from tests.infra.targets.modal import kit as modal
 from tests.infra.targets.sagemaker import kit as sagemaker
+from tests.infra.targets.slurm import kit as slurm
 from tests.infra.targets.vertex import kit as vertex
 
 from skerry.infra.clouds.aws.iam import Role
@@ -59,6 +60,23 @@ def test_graph_of_the_example_is_frozen(kit: Any, offers: tuple[object, ...]) ->
     resources = sorted((each for each in graph if each.key != "store"), key=lambda resource: resource.address)
     kit.check_golden("example", [document_of(resource) for resource in resources])
     assert all(resource.why for resource in resources)
+
+
+@pytest.mark.parametrize("kit", [kubernetes, hf_jobs, modal, slurm], ids=lambda kit: kit.__name__.split(".")[-2])
+def test_job_has_the_variables_references_and_data_of_the_spec(kit: Any, tmp_path: Path) -> None:
+    """Jobs of the other clouds run, and print them: test_inputs_reach_jobs.py."""
+    secret, corpus = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf", "s3://acme-data/corpus"
+    more = (
+        f"limits: {{max_hours: 24}}\nenv: {{COLOUR: green}}\nsecrets: {{TOKEN: {{aws_secretsmanager: '{secret}'}}}}\n"
+    )
+    options: dict[str, Any] = {"count": 1, "more": f"{more}data: {{corpus: {corpus}}}\n"}
+    if kit is slurm:
+        resources = [job.resource for job in slurm.jobs_of(tmp_path, **options)]
+    else:
+        resources = [*kit.graph_of(kit.context_of(tmp_path, **options))]
+    (environment,) = [each.environment for each in resources if hasattr(each, "environment")]
+    reference = {"SKERRY_SECRET_TOKEN": f"aws_secretsmanager:{secret}"}
+    assert {"COLOUR": "green", "SKERRY_DATA_CORPUS": corpus, **reference}.items() <= dict(environment).items()
 
 
 def replica_roles(graph: Graph) -> dict[str, Role]:
