@@ -213,7 +213,7 @@ def copies(training: Training, turns: int = 7) -> dict[str, float]:
     size = sum(tensor.nbytes for tensor in tensors)
 
     def pinned() -> None:
-        batch = TensorBatch()
+        batch = TensorBatch("none", 2)
         for tensor in tensors:
             batch.add(tensor, "avg")
         batch.hosts()

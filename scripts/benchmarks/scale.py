@@ -43,7 +43,6 @@ from skerry.runtime.log.records import GENESIS, Codec, Reduction
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.obstore_clients import REMOTE
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.training.work_counter import Trained
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def measure(case: Case) -> Result:
             if world.now == START_S * (number + 1):
                 tensor.copy_(first)
             link.traffic = Traffic()
-            batch = TensorBatch(case.codec, 2)
+            batch = session.batch()
             batch.add(tensor, "avg")
             place = ExchangeId(number, 0, base)
             average = session.averager.run(place, batch, trained=Trained(tokens=1, inner_steps=1))

@@ -77,7 +77,7 @@ def test_replicas_on_this_device_have_equal_states_after_every_round(device: str
 def test_the_way_to_the_host_is_pinned_and_nothing_waits_for_it() -> None:
     """The copy goes with the stream on which the tensor was made, and the next inner steps are queued behind it."""
     tensor = torch.full((1 << 20,), 2.0, device="cuda")
-    burst = TensorBatch()
+    burst = TensorBatch("none", 2)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  about a second of the device's clock
     tensor.mul_(3.0)

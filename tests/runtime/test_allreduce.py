@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kit.managers import together
+from tests.kit.managers import begin_run, contributions, together
 from tests.support.s3server import Request, Response, S3Server
 
 from skerry.runtime import contract
 from skerry.runtime.allreduce import ObjectStoreAllReduce
 from skerry.runtime.errors import Invalid
 from skerry.runtime.protocol.quorum import Undecided
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,15 @@ def test_restarted_rank_continues_at_its_saved_round_id(tmp_path: Path) -> None:
     again = together([lambda rank=rank: work(rank, 8, [40.0, 50.0]) for rank in range(2)])
     # Exchange 8 has its result from the first time; 9 is new.
     assert (first, again) == ([[1.5, 3.5]] * 2, [[3.5, 50.5]] * 2)
+
+
+@pytest.mark.parametrize(("layout", "parts"), [(2, 5), (None, 1)])
+def test_payloads_have_the_layout_of_the_run(tmp_path: Path, layout: int | None, parts: int) -> None:
+    store = open_store(tmp_path.as_uri())
+    begin_run(store, (), minimum=2, layout=layout)
+    values = [[torch.full((300_000,), 1.0 + rank)] for rank in range(2)]
+    assert [row[0].unique().tolist() for row in average(tmp_path.as_uri(), values)] == [[1.5]] * 2
+    assert [len(record.parts) for record in contributions(store)] == [parts] * 2
 
 
 def test_rank_and_slot_are_those_of_the_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

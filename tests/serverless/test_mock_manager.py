@@ -133,6 +133,13 @@ def test_failed_exchange_is_raised_by_should_commit(tmp_path: Path) -> None:
         assert (manager.current_step(), allreduce.round_id) == (0, 0)
 
 
+def test_replica_that_cannot_join_is_told_by_should_commit(tmp_path: Path) -> None:
+    manager = MockManager(ObjectStoreAllReduce(tmp_path.as_uri(), 0))
+    assert not [work for work in [manager.allreduce(torch.ones(2)), manager.allreduce(torch.ones(2))] if work.wait()]
+    with pytest.raises(Invalid, match="rank and world_size of"):
+        manager.should_commit()
+
+
 def test_callback_of_a_future_runs_when_it_is_waited_for(tmp_path: Path) -> None:
     with ObjectStoreAllReduce(tmp_path.as_uri(), 0, 1, poll_interval_s=0.05) as allreduce:
         manager = MockManager(allreduce)
@@ -142,5 +149,9 @@ def test_callback_of_a_future_runs_when_it_is_waited_for(tmp_path: Path) -> None
         assert not values
         assert work.wait()
         assert values == [2.0, 4.0]
+        first = torch.ones(2)
+        manager.allreduce(first)
+        with pytest.raises(Invalid, match="share memory: tensor='00001' other='00000'"):
+            manager.allreduce(first[1:])
         with pytest.raises(Invalid, match="cannot reduce with"):
             manager.allreduce(torch.ones(2), reduce_op=ReduceOp.PRODUCT)

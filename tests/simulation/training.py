@@ -62,7 +62,7 @@ class Batch(TensorBatch):
     """The tensors of one exchange, with the simulation's own index, for its layout."""
 
     def __init__(self, index: Index) -> None:
-        super().__init__()
+        super().__init__("none", index.layout)
         self._index = index
 
     def index(self) -> Index:

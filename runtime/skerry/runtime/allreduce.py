@@ -89,12 +89,14 @@ class ObjectStoreAllReduce:
         contributes another shape, dtype or name; Undecided at once if this rank's values are not finite; Corrupt for
         damage.
         """
-        from skerry.runtime.tensors.contribution_tensors import TensorBatch  # noqa: PLC0415  loads torch
-
-        batch = TensorBatch()
+        batch = self.batch()
         batch.add(tensor, "avg", name=name)
         self.exchange(batch)
         return tensor
+
+    def batch(self) -> TensorBatch:
+        """An empty batch for `exchange`."""
+        return self._joined().batch()
 
     def exchange(self, batch: TensorBatch) -> None:
         """Reduces all tensors of the batch in one exchange, in place. Raises what `allreduce` raises."""

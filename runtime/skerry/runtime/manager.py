@@ -256,8 +256,9 @@ class ObjectStoreManager:
 
         tensor: any shape; must not change until the work is waited for. should_quantize: send int8, if all tensors of
         the exchange ask for it and the manager's codec does not quantize itself. Raises Invalid for an average of
-        integers, an expanded tensor, an operation that is not AVG, SUM, MAX or MIN, and a call between should_commit
-        and the next start_quorum: a restarted replica could never follow such a round.
+        integers, an expanded tensor, one that shares memory with another of the exchange, an operation that is not AVG,
+        SUM, MAX or MIN, and a call between should_commit and the next start_quorum: a restarted replica could never
+        follow such a round.
         """
         op = op_of(tensor, reduce_op)
         self.wait_quorum()

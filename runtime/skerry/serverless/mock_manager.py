@@ -7,12 +7,11 @@ saved number of its next exchange to ObjectStoreAllReduce.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import ReduceOp
 
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.training.allreduce_future import ExchangeWork, op_of
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.allreduce import ObjectStoreAllReduce
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
 
 
 class Count(int):
@@ -35,9 +35,11 @@ class Count(int):
 
 @dataclass(kw_only=True)
 class _Exchange:
-    batch: TensorBatch = field(default_factory=TensorBatch)
-    ended: bool = False
+    """batch: None if it cannot begin; it has ended then."""
+
+    batch: TensorBatch | None = None
     error: Exception | None = None
+    ended: bool = False
 
 
 class MockManager:
@@ -92,14 +94,15 @@ class MockManager:
         """Average `tensor` in place over all ranks. All calls until the first wait travel together.
 
         tensor: any shape; must not change until the work is waited for. should_quantize: send int8, if all tensors of
-        the exchange ask for it. Raises Invalid for an average of integers, an expanded tensor, and an operation that is
-        not AVG, SUM, MAX or MIN.
+        the exchange ask for it. Raises Invalid for an average of integers, an expanded tensor, an operation that is not
+        AVG, SUM, MAX or MIN, and a tensor that shares memory with another one of the exchange.
         """
         op = op_of(tensor, reduce_op)
         if self._open.ended:
-            self._open = _Exchange()
+            self._open = self._begin()
         exchange = self._open
-        exchange.batch.add(tensor, op, quantize=should_quantize)
+        if exchange.batch is not None:
+            exchange.batch.add(tensor, op, quantize=should_quantize)
         return ExchangeWork(tensor, lambda: self._end(exchange), self._fail)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
@@ -126,12 +129,20 @@ class MockManager:
     def allow_state_dict_read(self) -> None:
         """Accepted for torchft's hooks."""
 
+    def _begin(self) -> _Exchange:
+        if self._error is None:
+            try:
+                return _Exchange(batch=self._allreduce.batch())
+            except Exception as error:  # noqa: BLE001  no rank can be reached: should_commit raises it, as in torchft
+                self._fail(error)
+        return _Exchange(error=self._error, ended=True)
+
     def _end(self, exchange: _Exchange) -> bool:
         """True if the tensors of the exchange hold their results. After an error, no other exchange is tried."""
         if not exchange.ended:
             exchange.ended = True
             exchange.error = self._error
-            if self._error is None:
+            if self._error is None and exchange.batch is not None:
                 try:
                     self._allreduce.exchange(exchange.batch)
                 except Exception as error:  # noqa: BLE001  torch's Work.wait never raises; should_commit does

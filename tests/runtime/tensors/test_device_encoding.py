@@ -27,7 +27,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch_of(codec: Codec, *tensors: torch.Tensor, quantize: tuple[bool, ...] | None = None) -> TensorBatch:
-    batch = TensorBatch(codec)
+    batch = TensorBatch(codec, 2)
     for number, tensor in enumerate(tensors):
         batch.add(tensor, "avg", quantize=quantize is not None and quantize[number])
     return batch

@@ -7,13 +7,16 @@ codec are copied whole, because what is left of earlier ones is in host memory.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
+from skerry.runtime.errors import Invalid
 from skerry.runtime.tensors.codecs import DEVICE_FORMATS
 from skerry.runtime.tensors.device_encoding import EncodedTensor, begin_encoding, encodes_on
 from skerry.runtime.tensors.dtensor import local_shard
@@ -24,12 +27,18 @@ from skerry.runtime.tensors.payload_encoder import spec_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.layout import Codec, Op
 
 
 QUANTIZED: Final[Codec] = "int8"
 """The codec for callers that ask for quantization, unless the run has a codec that quantizes."""
+
+
+_OVERLAP_WORK: Final = 100_000
+"""Steps of the exact comparison of two tensors' memory, some milliseconds: views of a few dimensions need less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +55,27 @@ class _Item:
 class TensorBatch:
     """Tensors that travel together, in the order of their allreduce calls.
 
-    codec, layout: the run's. parameters: names and sizes in elements of the model's parameters that they are made of,
-    in order, if known.
+    codec, layout: the run's (`Session.batch`). parameters: names and sizes in elements of the model's parameters that
+    they are made of, in order, if known.
     """
 
-    def __init__(self, codec: Codec = "none", layout: Layout = 1) -> None:
+    def __init__(self, codec: Codec, layout: Layout) -> None:
         self.parameters: Sequence[tuple[str, int]] = ()
         self._codec: Codec = codec
         self._layout: Layout = layout
         self._items: list[_Item] = []
+        self._memory: defaultdict[tuple[torch.device, int], list[_Memory]] = defaultdict(list)
 
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None, quantize: bool = False) -> None:
         """Add `tensor`. It must not change until `land` has written the result to it.
 
         name: of the tensor in the log; None uses its position. Of a sharded tensor, adds this rank's shard. quantize:
         the caller asks for QUANTIZED, which is done if all tensors of the batch ask for it.
+        Raises Invalid if it shares memory with an earlier tensor: results of both cannot be written.
         """
         tensor = local_shard(tensor.detach())
         name = name or f"{len(self._items):05d}"
+        self._check_memory(name, tensor)
         # Not spec_of: an unsupported dtype is reported by the exchange, on every device.
         spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), op)
         wire = wire_type(spec, self._codec_if(quantizes=quantize))
@@ -111,6 +123,17 @@ class TensorBatch:
                 encoded.wait()
         return ready
 
+    def _check_memory(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.layout != torch.strided or not tensor.numel():
+            return
+        mine, earlier = _Memory(name, tensor), self._memory[tensor.device, tensor.untyped_storage().data_ptr()]
+        if other := next((other for other in earlier if mine.overlaps(other)), None):
+            raise Invalid(
+                f"two tensors of one exchange share memory: tensor={name!r} other={other.name!r}; "
+                "pass a copy of one of them, tensor.clone(), or both as one tensor"
+            )
+        earlier.append(mine)
+
     def _codec_if(self, *, quantizes: bool) -> Codec:
         return QUANTIZED if quantizes and self._codec not in BLOCKS else self._codec
 
@@ -135,6 +158,29 @@ class TensorBatch:
             item.tensor.copy_(item.host)
         for device in {item.tensor.device for item in staged if item.tensor.device.type != "cpu"}:
             torch.accelerator.synchronize(device)
+
+
+class _Memory:
+    """The addresses of a tensor's elements; never read. The attribute is numpy's protocol for foreign memory."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name = name
+        strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "typestr": f"|V{tensor.itemsize}",
+            "shape": tuple(tensor.shape),
+            "strides": strides,
+        }
+        self._elements: npt.NDArray[np.void] = np.asarray(self)
+
+    def overlaps(self, other: _Memory) -> bool:
+        """Return whether an element is in both. False for views that are too intricate to compare."""
+        try:
+            return np.shares_memory(self._elements, other._elements, max_work=_OVERLAP_WORK)
+        except np.exceptions.TooHardError:
+            return False
 
 
 @lru_cache(maxsize=64)

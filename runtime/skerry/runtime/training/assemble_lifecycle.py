@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.tensors.error_feedback import STATE
 from skerry.runtime.training.early_round_end_check import StragglerMonitor
 from skerry.runtime.training.evaluation_pause import Evaluations
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
 
@@ -45,7 +44,7 @@ def lifecycle_of(
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
     near: copies of the state on this replica's machines.
     """
-    new_batch = new_batch or partial(TensorBatch, session.codec, session.log.run.layout or 1)
+    new_batch = new_batch or session.batch
     recorder = Recorder(
         session.log,
         session.presence,

@@ -25,6 +25,7 @@ from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.tensors.layout import Index
 from skerry.runtime.training.contribute_and_average import Averager
 
@@ -101,6 +102,10 @@ class Session:
     executor: Callable[[str], Executor] = _thread
     event: Callable[[], threading.Event] = threading.Event
     open_mirror: Callable[[str], Store] = open_store
+
+    def batch(self) -> TensorBatch:
+        """An empty batch for an exchange of this run. A run of an old release has payloads of layout 1."""
+        return TensorBatch(self.codec, self.log.run.layout or 1)
 
 
 class FollowerPresence(Presence):

@@ -1,0 +1,41 @@
+"""TensorBatch: which tensors may travel together."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
+
+WHOLE = torch.zeros(6, 10)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        WHOLE,
+        WHOLE[2:3],
+        WHOLE.t()[4],
+        WHOLE.view(-1)[59:],
+        WHOLE.view(torch.int32)[:1],
+        torch.as_strided(WHOLE, (3,), (10,), 5),
+    ],
+)
+def test_tensors_that_share_memory_are_refused_at_the_call(other: torch.Tensor) -> None:
+    batch = TensorBatch("none", 2)
+    batch.add(torch.zeros(3), "sum")
+    batch.add(WHOLE, "sum", name="whole")
+    with pytest.raises(Invalid, match=re.escape("share memory: tensor='view' other='whole'")):
+        batch.add(other, "sum", name="view")
+    assert [spec.name for spec in batch.index().tensors] == ["00000", "whole"]
+
+
+def test_separate_views_of_one_storage_travel_together() -> None:
+    fused, flat = torch.zeros(6, 10), torch.zeros(10)
+    batch = TensorBatch("none", 2)
+    for tensor in (fused[:, :4], fused[:, 4:], flat[::2], flat[1::2], fused[0, :0], torch.zeros(0)):
+        batch.add(tensor, "avg")
+    assert len(batch.index().tensors) == 6
