@@ -178,7 +178,11 @@ class _Memory:
     def overlaps(self, other: _Memory) -> bool:
         """Return whether an element is in both. False for views that are too intricate to compare."""
         try:
-            return np.shares_memory(self._elements, other._elements, max_work=_OVERLAP_WORK)
+            return np.shares_memory(
+                self._elements,
+                other._elements,
+                max_work=_OVERLAP_WORK,  # pyright: ignore[reportArgumentType]  numpy's stubs know 0 and -1 alone
+            )
         except np.exceptions.TooHardError:
             return False
 
