@@ -133,7 +133,7 @@ def test_failed_exchange_is_raised_by_should_commit(tmp_path: Path) -> None:
         assert (manager.current_step(), allreduce.round_id) == (0, 0)
 
 
-def test_replica_that_cannot_join_is_told_by_should_commit(tmp_path: Path) -> None:
+def test_replica_that_cannot_join_fails_in_should_commit(tmp_path: Path) -> None:
     manager = MockManager(ObjectStoreAllReduce(tmp_path.as_uri(), 0))
     assert not [work for work in [manager.allreduce(torch.ones(2)), manager.allreduce(torch.ones(2))] if work.wait()]
     with pytest.raises(Invalid, match="rank and world_size of"):
