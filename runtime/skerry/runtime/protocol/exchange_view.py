@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor
     from skerry.runtime.store import Store
 
-Inspect: TypeAlias = "Callable[[Contribution], str | None]"
-"""Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store."""
+Inspect: TypeAlias = "Callable[[Contribution, int], str | None]"
+"""Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store. Gets the
+number of contributions that are inspected together, too."""
 
 
 class ExchangeId(NamedTuple):
@@ -191,7 +192,7 @@ class ExchangeView:
         def fault(number: int) -> str | None:
             contribution = self.contributions[slots[number]].contribution
             # The record alone shows impossible sizes, before anything is read.
-            reason = self.inspect(contribution) if self.inspect is not None else None
+            reason = self.inspect(contribution, len(slots)) if self.inspect is not None else None
             return reason or _payload_fault(self._log.store, contribution, self._payload_sizes)
 
         for slot, reason in zip(slots, run_parallel(self._log.store, len(slots), fault), strict=True):

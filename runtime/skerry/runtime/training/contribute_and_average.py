@@ -17,7 +17,11 @@ from skerry.runtime.events import emit
 from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
-from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
+from skerry.runtime.tensors.contribution_readability import (
+    MAX_HEADERS,
+    find_fault,
+    find_fault_without_index,
+)
 from skerry.runtime.tensors.error_feedback import ErrorFeedback
 from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
@@ -279,7 +283,7 @@ class Averager:
                 opened.tensors,
                 abstaining=self._is_abstaining(place),
                 round_seconds=round_seconds,
-                inspect=lambda contribution: self._fault_in(contribution, index, encoded),
+                inspect=lambda contribution, count: self._fault_in(contribution, index, encoded, count),
                 codecs=index.codecs if self._ranks.size == 1 else None,
                 reduction=self._proposed(index),
                 taken=None if prefetch is None else lambda seen: self._read_ahead(prefetch, seen),
@@ -354,12 +358,12 @@ class Averager:
         """The parts that this rank averages."""
         return contribution.parts_of_rank(self._ranks.rank)
 
-    def _fault_in(self, contribution: Contribution, index: Index, encoded: Encoded | None) -> str | None:
-        """The reason for which a rank cannot average a contribution, or None. This replica's own is not read back."""
+    def _fault_in(self, contribution: Contribution, index: Index, encoded: Encoded | None, count: int) -> str | None:
+        """The reason for which a rank cannot average one of `count` contributions, or None. Its own is not read."""
         parts = self._mine(contribution)
         if encoded is not None and contribution.slot == self._presence.slot and parts == encoded.parts:
             return None
-        reason = find_fault(self._log.store, contribution, parts, index)
+        reason = find_fault(self._log.store, contribution, parts, index, most=-(-MAX_HEADERS // count))
         for rank, digest in list(enumerate(self._indices))[1:]:
             parts_of_rank = contribution.parts_of_rank(rank)
             reason = reason or find_fault_without_index(self._log.store, contribution, parts_of_rank, digest)
