@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from tests.infra.runs import STANDIN, Skerry, skerry, write_spec
 
+from skerry.infra.observe.doctor.findings import SLOW
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CODE = Path(__file__).parents[1] / "misuse"
-BEHAVIOURS = {"a-1": "raise", "a-2": "nan", "a-3": "kill", "a-4": "memory"}
+BEHAVIOURS = {"a-1": "raise", "a-2": "nan", "a-3": "kill", "a-4": "memory", "a-5": "evaluate"}
 ROUNDS = 8
 MEMORY = "out of memory: use a smaller batch or model, or a machine with more memory"
 
@@ -58,7 +60,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.slow
 def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
     assert ended.code == 3, ended.output
-    assert f"{ROUNDS} of {ROUNDS} rounds; all 5 replicas in 3 of them" in ended.output
+    assert f"{ROUNDS} of {ROUNDS} rounds; all 6 replicas in 3 of them" in ended.output
     assert ended.lines("done in", "but not by all replicas (exit code 3)")
     assert ended.lines("  a-0: in all 8 rounds, loss ", " tokens, ")
     assert ended.lines("[a-0] a-0 is done")
@@ -73,6 +75,7 @@ def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
         ("a-2", r"NaN or infinity in the pseudo-gradient of parameter 'weight' .*\(rounds 3-7\)"),
         ("a-3", rf"killed \(signal SIGKILL\); if not by a person, then {MEMORY}"),
         ("a-4", rf"RuntimeError: .* \(train.py:{line_of('torch.empty')}, round 3\); {MEMORY}"),
+        ("a-5", rf"it came too late for rounds 3-7; {re.escape(SLOW)}"),
     ],
 )
 def test_misuse_is_named_when_it_happens_at_the_end_and_by_doctor(ended: Ended, slot: str, why: str) -> None:

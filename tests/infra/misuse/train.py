@@ -6,6 +6,7 @@ usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named trains all rounds
     shape       has a wider model than the others
     kill        is killed in round 3
     memory      allocates more than the machine has, in round 3
+    evaluate    evaluates in its training loop, from round 3 on, for longer than the others wait
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import torch
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
+from skerry.runtime.log import keys
 from skerry.runtime.replica import connect
 
 ROUND_3 = 3
@@ -39,13 +42,17 @@ def main() -> None:
         manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
         with DiLoCo(manager, [model], inner, outer, sync_every=run.sync_every):
             for step in replica.steps(inner):
-                begins_round_3 = manager.current_step() == ROUND_3 and step % run.sync_every == 0
+                begins_round_3_or_later = manager.current_step() >= ROUND_3 and step % run.sync_every == 0
+                begins_round_3 = begins_round_3_or_later and manager.current_step() == ROUND_3
                 if begins_round_3 and behaviour == "raise":
                     load_shard(17)
                 if begins_round_3 and behaviour == "memory":
                     torch.empty(1 << 50)
                 if begins_round_3 and behaviour == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if begins_round_3_or_later and behaviour == "evaluate":
+                    while manager.session.store.read(keys.commit(manager.current_step())) is None:
+                        time.sleep(0.05)
                 loss = model(torch.randn(4, 8)).square().mean()
                 if behaviour == "nan" and step >= ROUND_3 * run.sync_every:
                     loss = loss * float("nan")
