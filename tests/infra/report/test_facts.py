@@ -85,7 +85,7 @@ def test_reason_of_a_kill_is_named_though_a_restart_made_up_for_it() -> None:
     ]
     west_1 = eventful().facts(history=replace(history, starts=tuple(starts))).replicas[-1]
     assert west_1.stretches[1].mark == "killed"
-    assert west_1.text == f"missing in 3 of 40 rounds (20-22); {KILLED}"
+    assert west_1.text == f"missing in 3 of 40 rounds (20-22), 2 starts: {KILLED} (round 3)"
 
 
 def replace_status(outcome: Outcome, status: str) -> Outcome:

@@ -171,26 +171,38 @@ def _replica(
     # Of a late round there is a receipt: the replica has followed it.
     away = bool(parts) and parts[-1][1].part == "absent"
     last = starts[-1].outcome if starts else None
-    missing = tuple(number for number, replica in parts if not replica.in_average)
     return ReplicaParticipation(
         slot=slot,
         of=len(parts),
         last=parts[-1][0] if parts else -1,
-        missing=missing,
+        missing=tuple(number for number, replica in parts if not replica.in_average),
         cut=sum(replica.part == "cut" for _, replica in parts),
         starts=len(starts),
         failed=last is not None and last.status in {"failed", "retry"},
-        reasons=tuple(_reasons(starts, beat, missing, away=away)),
+        reasons=tuple(_reasons(starts, beat, _absent_after(parts), away=away)),
         abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
         late=tuple(number for number, replica in parts if replica.part == "late"),
         figures=_figures([replica for _, replica in parts], starts),
     )
 
 
-def _reasons(starts: Sequence[Start], beat: Heartbeat | None, missing: Collection[int], *, away: bool) -> Iterator[str]:
+def _absent_after(parts: Sequence[tuple[int, ReplicaRound]]) -> set[int]:
+    """The starts, by incarnation, that were followed by a round without a record of the replica."""
+    last, followed = 0, set[int]()
+    for _, replica in parts:
+        last = last if replica.incarnation is None else replica.incarnation
+        if replica.part == "absent":
+            followed.add(last)
+    return followed
+
+
+def _reasons(
+    starts: Sequence[Start], beat: Heartbeat | None, absent_after: Collection[int], *, away: bool
+) -> Iterator[str]:
     """The reasons for the ends of the starts, if they are no success and no stop that was made up for.
 
-    missing: the rounds without the slot. away: the last closed round is one, so its last start is not simply at work.
+    absent_after: the starts after which rounds closed without the slot. away: the last closed round is one of those, so
+    its last start is not simply at work.
     """
     if not starts and away:
         yield "it never joined the run"
@@ -198,9 +210,8 @@ def _reasons(starts: Sequence[Start], beat: Heartbeat | None, missing: Collectio
         latest, outcome = start is starts[-1], start.outcome
         name = f"start {start.incarnation + 1}" if len(starts) > 1 else "it"
         if outcome is not None:
-            # The round of a killed start is that of its last heartbeat.
-            felt = (away and latest) or not {outcome.round, outcome.round + 1}.isdisjoint(missing)
-            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and felt):
+            missed = start.incarnation in absent_after or (away and latest)
+            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and missed):
                 yield _located(outcome)
         elif not latest:
             yield f"{name} ended without a record: killed, out of memory, or its machine was lost"
