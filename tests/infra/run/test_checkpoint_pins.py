@@ -156,7 +156,7 @@ def test_damaged_checkpoint_cannot_be_pinned(folder: Path, store: DirectoryStore
         case "manifest":
             path.write_bytes(b"{}")
         case _:
-            path.write_bytes(manifest.model_copy(update={"run": "f" * 32}).to_bytes())
+            path.write_bytes(manifest.model_copy(update={"run": "f" * 32}).sealed().to_bytes())
     for number in (3, 99):
         others = "complete checkpoints: rounds 0, 1, 2, 4"
         expected = f"round {number} has no complete checkpoint at {store.uri}; {others}\n"

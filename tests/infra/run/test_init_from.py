@@ -106,7 +106,7 @@ def test_bad_source_is_refused_before_anything_is_created(
         "part is missing": lambda: source.delete(part),
         "part is damaged": lambda: damage(source, part),
         "other log": lambda: source.replace(
-            keys.checkpoint_manifest(4), manifest_of(source, 3).model_copy(update={"round": 4}).to_bytes()
+            keys.checkpoint_manifest(4), manifest_of(source, 3).model_copy(update={"round": 4}).sealed().to_bytes()
         ),
     }
     others = {"no run": "store/not", "no round": "store/base@0", "itself": "store/test-run"}

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.managers import Island, assert_same_parameters, begin_run, join_at_head, wait_until_saved
-from tests.kit.stores import HookedStore, damage
+from tests.kit.stores import HookedStore, damage, flip
 from tests.runtime.tensors.payloads import BusyStore, filled
 
 from skerry.runtime.checkpointing import checkpoint
@@ -313,6 +313,19 @@ def test_manifest_that_contradicts_its_parts_is_corrupt(change: dict[str, object
     store, manifest = saved(torch.zeros(1000))
     with pytest.raises(Corrupt, match=f"key={keys.checkpoint_manifest(3)}"):
         checkpoint.load(store, manifest.model_copy(update=change))
+
+
+def test_flipped_bit_of_a_manifest_is_never_read() -> None:
+    store, manifest = saved({"x": torch.zeros(10), "lr": 0.1, "step": 7})
+    key = keys.checkpoint_manifest(3)
+    data = bytes(store.read(key) or b"")
+    for position in range(len(data)):
+        store.replace(key, flip(data, position))
+        with pytest.raises(Corrupt, match=key):
+            checkpoint.manifest(store, 3)
+    unsealed = manifest.model_copy(update={"seal": None})
+    store.replace(key, unsealed.to_bytes())  # as of an older version
+    assert checkpoint.manifest(store, 3) == unsealed
 
 
 def test_part_of_another_checkpoint_is_refused() -> None:

@@ -232,7 +232,7 @@ def test_refused_part_of_a_save_stays_fresh(rounds: Rounds, caplog: pytest.LogCa
 def test_save_of_another_log_is_refused(rounds: Rounds) -> None:
     rounds.save(rounds.saving(), 2)
     key = keys.checkpoint_manifest(2, FOLDER)
-    other = rounds.manifest(2).model_copy(update={"commit": rounds.digests[3]})
+    other = rounds.manifest(2).model_copy(update={"commit": rounds.digests[3]}).sealed()
     rounds.store.replace(key, other.to_bytes())
     with pytest.raises(Diverged, match=key):
         rounds.load()

@@ -175,6 +175,26 @@ def test_damaged_own_copy_is_replaced_by_a_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_state_without_a_whole_copy_keeps_no_other_rank_from_its_own(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, 1)
+
+    def work(rank: int) -> None:
+        saved(job.start(rank), 1, rank=rank)
+        damage(part_of(job.folder(rank), 0, 1))
+        if rank == 1:
+            damage(part_of(job.folder(1), 1, 1))
+        dist.barrier()
+        copy = job.start(rank).load("unfinished", 1)
+        if rank == 0:
+            assert copy is None
+        else:
+            assert copy is not None
+            assert_is(copy.state, 1, 1)
+
+    on_ranks(2, work)
+
+
+@pytest.mark.slow
 def test_copy_that_is_damaged_while_it_is_sent_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, move = Job(tmp_path, 2, 1), Phase.move
 

@@ -125,7 +125,8 @@ def save(
             shards=tuple(shards) if len(shards) > 1 else (),
             writer=writer,
             nonce=nonce,
-        ).to_bytes()
+        )
+        manifest = manifest.sealed().to_bytes()
         if len(manifest) > MAX_RECORD_BYTES:
             raise Invalid(
                 f"state has too many entries for one checkpoint: bytes={len(manifest)} limit={MAX_RECORD_BYTES} "

@@ -11,6 +11,7 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
+import xxhash
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -438,12 +439,13 @@ class Shard(Record):
     tree: str
 
 
-class CheckpointManifest(Record):
+class CheckpointManifest(Extended):
     """Makes a checkpoint visible. It is the state after `round` closed rounds; `commit` is the digest of the last.
 
     tree: the JSON skeleton of the state, with its tensors numbered in the order of the parts' indexes. shards: one per
     rank of its writer, () for one rank. With shards, parts are those of all ranks, one rank after another, index is the
-    combination of their own, and tree is empty.
+    combination of their own, and tree is empty. seal: xxh3-128 of all the other fields as they are stored, because no
+    other record names a manifest's digest; None, and absent from the bytes, in older ones.
     """
 
     run: Nonce
@@ -457,6 +459,19 @@ class CheckpointManifest(Record):
     shards: tuple[Shard, ...] = ()
     writer: Name
     nonce: Nonce
+    seal: Xxh128 | None = None
+    ADDED = ("seal",)
+
+    @model_validator(mode="after")
+    def _has_its_seal(self) -> Self:
+        if self.seal is not None and self.seal != self.sealed().seal:
+            raise ValueError("the seal is not that of the other fields")
+        return self
+
+    def sealed(self) -> Self:
+        """The same with the seal of its fields."""
+        fields = self.model_copy(update={"seal": None}).to_bytes()
+        return self.model_copy(update={"seal": xxhash.xxh3_128_hexdigest(fields)})
 
 
 class Pin(Record):

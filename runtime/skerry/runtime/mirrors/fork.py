@@ -190,7 +190,8 @@ class _Fork:
 
     def _put(self, key: str, record: Record, **changes: object) -> str:
         """Creates the changed record, and returns its digest."""
-        data = record.model_copy(update=changes).to_bytes()
+        changed = record.model_copy(update=changes)
+        data = (changed.sealed() if isinstance(changed, CheckpointManifest) else changed).to_bytes()
         self._create(key, data)
         return digest_of(data)
 

@@ -27,6 +27,7 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
+from skerry.runtime.replication.plans import NoReplicasAvailableError
 from skerry.runtime.replication.state_dict import BasicTensorAwareStateDict
 from skerry.runtime.replication.strategies import CliqueReplicationStrategy
 from skerry.runtime.store.directory import DirectoryStore
@@ -153,12 +154,18 @@ class LocalCheckpoints:
         own = self._read(kind, number, self._rank)
         if self._clique is None:
             return own
-        held = {owner for owner in self._ranks if owner != self._rank and number in self._complete(kind, owner)}
-        held |= set[int]() if own is None else {self._rank}
-        try:
-            self._fetch_missing(self._clique, kind, number, held)
-        except (Corrupt, Invalid, Retryable) as error:  # all ranks raise the same
-            self._failed(kind, number, error)
+        for _ in self._ranks:
+            held = {owner for owner in self._ranks if owner != self._rank and number in self._complete(kind, owner)}
+            held |= set[int]() if own is None else {self._rank}
+            try:
+                self._fetch_missing(self._clique, kind, number, held)
+            except NoReplicasAvailableError as error:  # all ranks raise the same, and have removed what is damaged
+                self._failed(kind, number, error)
+            except (Corrupt, Invalid, Retryable) as error:
+                self._failed(kind, number, error)
+                break
+            else:
+                break
         return self._read(kind, number, self._rank) if own is None else own
 
     def close(self, *, wait: bool) -> None:
