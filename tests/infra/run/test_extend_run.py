@@ -178,3 +178,39 @@ def test_finished_run_is_extended_and_continued_by_up(path: Path) -> None:
     assert (code, "already finished" in output) == (0, True), output
     assert skerry("destroy", path, "--yes").exit_code == 0
     assert not list((path.parent / "store").rglob("settings"))
+
+
+# Slots that are added and removed.
+
+
+def expect(store: DirectoryStore, *slots: str, removes: bool = True) -> tuple[str, ...]:
+    return extend_run.expect_slots(store, settings_of(store), slots, removes=removes, by="ada", now="")
+
+
+def test_slots_that_stay_keep_their_numbers(store: DirectoryStore) -> None:
+    first = settings_of(store).now.slots
+    assert first == ("a-0", "a-1")
+    assert expect(store, *first) == first
+    assert store.read(keys.settings(1)) is None, "nothing has changed"
+    assert expect(store, "b-0", "a-0", "a-1") == ("a-0", "a-1", "b-0")
+    assert expect(store, "b-0", "a-1", "c-0") == ("a-1", "b-0", "c-0")
+    assert [stored(store, number).slots for number in (1, 2)] == [("a-0", "a-1", "b-0"), ("a-1", "b-0", "c-0")]
+    assert stored(store, 1).from_round == 1, "one round is closed"
+    assert settings_of(store).now.slots == ("a-1", "b-0", "c-0")
+
+
+def test_part_of_a_plan_adds_slots_and_removes_none(store: DirectoryStore) -> None:
+    assert expect(store, "a-1", "b-0", removes=False) == ("a-0", "a-1", "b-0")
+    assert expect(store, "a-1", removes=False) == ("a-0", "a-1", "b-0")
+
+
+def test_extension_keeps_slots_and_counts_added_rounds_with_them(store: DirectoryStore) -> None:
+    settings = settings_of(store)
+    first = settings.first.model_copy(update={"work": 6.0})
+    store.delete(keys.RUN)
+    store.create(keys.RUN, first.to_bytes())
+    expect(store, "a-0", "a-1", "b-0")
+    assert stored(store, 1).work == 6.0, "the work of the rounds that were planned stays"
+    extend_run.change(store, settings_of(store), WantedChange(rounds=5), 1, by="ada", now="")
+    assert (stored(store, 2).slots, stored(store, 2).work) == (("a-0", "a-1", "b-0"), 12.0)
+    assert settings_of(store).now.slots == ("a-0", "a-1", "b-0")

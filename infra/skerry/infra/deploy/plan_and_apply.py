@@ -26,6 +26,7 @@ from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
+from skerry.infra.run.extend_run import expect_slots
 from skerry.infra.run.run_record import (
     check_not_lost,
     check_same_run,
@@ -33,6 +34,7 @@ from skerry.infra.run.run_record import (
     find_source_of,
     load_run,
     load_settings,
+    require_settings,
 )
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
@@ -171,6 +173,12 @@ def apply_plan(
         prices = {route.uri: route.price.usd for route in deployment.mirror_routes() if route.price is not None}
         create_or_load_run(
             store, deployment.spec, deployment.clock, lambda _: planned.source or _find(deployment), prices
+        )
+        is_whole = planned.graph is planned.resolved.graph
+        started = [resource.key for resource in planned.graph if resource.LIFE is Life.JOB]
+        slots = [replica.slot for replica in deployment.spec.replica_slots] if is_whole else started
+        expect_slots(
+            store, require_settings(store), slots, removes=is_whole, by=holder.who, now=deployment.clock.utc_text()
         )
         store.create(keys.code(deployment.code.digest), deployment.code.data)
 

@@ -98,6 +98,7 @@ class CloudExecutor(RunOptions):
             **store_variables,
             **context.variables(spec.spec.replicas[0]),
             contract.PLACE: self.place.to_text(),
+            contract.REPLICAS: str(n_replicas),
             **self.variables,
         }
         if code is None:

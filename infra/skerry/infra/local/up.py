@@ -16,15 +16,16 @@ from skerry.infra.local.record_endings import EndingRecorder
 from skerry.infra.local.replica_inputs import read_inputs
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
-from skerry.infra.local.workspace import Workspace
+from skerry.infra.local.workspace import Workspace, operator_name
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
+from skerry.infra.run.extend_run import expect_slots
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
-from skerry.infra.run.run_record import check_not_lost, create_or_load_run, load_run
+from skerry.infra.run.run_record import check_not_lost, create_or_load_run, load_run, require_settings
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
@@ -170,6 +171,10 @@ def launch(
         # Those of this folder are dead by now: its lock is held, and what was left over is killed.
         if continued and (live := live_replicas(store, run, clock, slots)):
             ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
+        if continued:
+            expected = [replica.slot for replica in spec.replica_slots]
+            now, by = clock.utc_text(), operator_name()
+            expect_slots(store, require_settings(store), expected, removes=True, by=by, now=now)
         workspace.uri_file.write_text(spec.run_uri)
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)

@@ -29,7 +29,9 @@ class RunSettings:
         if not self.changes:
             return self.first
         changeable = ("rounds", "work", "outer_lr", "outer_momentum")
-        return self.first.model_copy(update={name: getattr(self.changes[-1], name) for name in changeable})
+        update = {name: getattr(self.changes[-1], name) for name in changeable}
+        slots = next((change.slots for change in reversed(self.changes) if change.slots), self.first.slots)
+        return self.first.model_copy(update=update | {"slots": slots})
 
     def had(self, name: str, value: object) -> bool:
         """True if a field of the run has this value, or had it before a change."""

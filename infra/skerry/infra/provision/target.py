@@ -139,7 +139,8 @@ class RunContext:
     def variables(self, group: Replicas) -> dict[str, str]:
         """The environment variables of every replica of a group, at any target: the spec's, the run, its code.
 
-        Of secrets they hold the references; a job fetches the values itself.
+        None depends on the number of replicas, so one that is added or removed restarts no other. Of secrets they hold
+        the references; a job fetches the values itself.
         """
         inputs = self.inputs(group)
         variables = {
@@ -147,7 +148,6 @@ class RunContext:
             **{f"{contract.SECRET}{name}": secret.reference for name, secret in inputs.secrets.items()},
             **{f"{contract.DATA}{name.upper()}": uri for name, uri in inputs.data.items()},
             contract.RUN_URI: self.run_uri,
-            contract.REPLICAS: str(len(self.replica_slots)),
             contract.CODE: self.code,
             contract.COMMAND: json.dumps(self.spec.code.command),
             contract.GROUP: group.name,

@@ -1,4 +1,4 @@
-"""Changes the settings of a run that was started: its end and its outer loop. Creates records in `settings/` only.
+"""Changes the settings of a run that was started: its end, its outer loop, and its slots. Creates `settings/` only.
 
 A record is created once, under the next number, and names its predecessor (decision 0024 of the runtime). Replicas read
 it before the next round is decided; a round uses what its decision names.
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.infra.observe.run_settings import RunSettings
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
@@ -45,15 +48,56 @@ def change(store: Store, settings: RunSettings, wanted: WantedChange, closed: in
         previous=settings.last_digest,
         from_round=max(closed, earliest) if wanted.at is None else wanted.at,
         rounds=rounds,
-        work=None if run.work is None or rounds is None else float(rounds * len(run.slots)),
+        work=_work(run, rounds),
         outer_lr=run.outer_lr if wanted.outer_lr is None else wanted.outer_lr,
         outer_momentum=run.outer_momentum if wanted.outer_momentum is None else wanted.outer_momentum,
         by=by,
         created=now,
+        slots=settings.changes[-1].slots if settings.changes else None,
     )
     if not store.create(keys.settings(record.number), record.to_bytes()):
         raise Conflict(f"the settings of {store.uri} were changed at the same time; look at them and run it again")
     return record
+
+
+def expect_slots(
+    store: Store, settings: RunSettings, slots: Sequence[str], *, removes: bool, by: str, now: str
+) -> tuple[str, ...]:
+    """Store which slots the run expects from now on, if others than before; all of them, in the order of their numbers.
+
+    Slots that were expected before keep their order, so that they keep their numbers. removes: those that are not in
+    `slots` are expected no longer. by, now: for people.
+    """
+    while True:
+        settings = settings.read_newer(store)
+        run = settings.now
+        kept = [slot for slot in run.slots if slot in slots or not removes]
+        expected = (*kept, *(slot for slot in slots if slot not in kept))
+        if expected == run.slots:
+            return expected
+        earliest = settings.changes[-1].from_round if settings.changes else 0
+        record = Settings(
+            run=run.nonce,
+            number=len(settings.changes) + 1,
+            previous=settings.last_digest,
+            from_round=max(RunLog(store, settings.first).find_head(0), earliest),
+            rounds=run.rounds,
+            work=run.work,
+            outer_lr=run.outer_lr,
+            outer_momentum=run.outer_momentum,
+            by=by,
+            created=now,
+            slots=expected,
+        )
+        if store.create(keys.settings(record.number), record.to_bytes()):
+            return expected
+
+
+def _work(run: Run, rounds: int | None) -> float | None:
+    """The work that is due after so many rounds: those that are added count with the replicas of now."""
+    if run.work is None or rounds is None or run.rounds is None:
+        return None
+    return run.work + float((rounds - run.rounds) * len(run.slots))
 
 
 def _check(run: Run, settings: RunSettings, wanted: WantedChange, closed: int) -> None:

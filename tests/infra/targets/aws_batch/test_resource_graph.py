@@ -42,7 +42,7 @@ def test_replica_has_its_own_definition_unless_the_group_shares_one(tmp_path: Pa
     (definition,) = of_kind(graph, JobDefinition)
     assert "SKERRY_SLOT" not in definition.environment
     jobs = of_kind(graph, Job)
-    assert jobs[1].environment == {"SKERRY_SLOT": "batch-1", "SKERRY_INDEX": "1"}
+    assert jobs[1].environment == {"SKERRY_SLOT": "batch-1"}
     assert len({job.name for job in jobs}) == 300
 
 

@@ -355,4 +355,4 @@ def _service_role(key: str, service: str, name: str, why: str) -> ServiceLinkedR
 
 def _slot_variables(replica: ReplicaSlot) -> dict[str, str]:
     """Return the variables in which a replica differs from the others of its group."""
-    return {contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
+    return {contract.SLOT: replica.slot}

@@ -39,7 +39,6 @@ def build_resources(
                 **context.bucket_regions(Bucket.KIND),
                 **context.variables(group),
                 contract.SLOT: replica.slot,
-                contract.INDEX: str(replica.index),
                 contract.RANKS: str(max(1, gpus_of(target.flavor))),
             },
             flavor=target.flavor,

@@ -83,7 +83,6 @@ def _of_replica(
             **(identity.environment or {}),
             **context.variables(group),
             contract.SLOT: replica.slot,
-            contract.INDEX: str(replica.index),
             contract.RANKS: str(max(1, target.gpus)),
         },
         cpu=target.cpu,

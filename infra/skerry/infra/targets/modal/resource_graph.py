@@ -85,7 +85,6 @@ def _resources(
                     **identity,
                     **context.variables(group),
                     contract.SLOT: replica.slot,
-                    contract.INDEX: str(replica.index),
                     contract.RANKS: str(target.ranks),
                 },
                 gpu=None if target.gpu is None else f"{target.gpu}:{target.gpus}",

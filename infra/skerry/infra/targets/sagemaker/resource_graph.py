@@ -223,7 +223,6 @@ class _Group:
         variables: dict[str, Text] = {
             **context.variables(self._group),
             contract.SLOT: replica.slot,
-            contract.INDEX: str(replica.index),
             **context.bucket_regions(Bucket.KIND),
             **google_variables,
         }

@@ -73,7 +73,6 @@ def job_of(
             contract.RANKS: str(max(1, options.gpus)),
             **variables,
             contract.SLOT: replica.slot,
-            contract.INDEX: str(replica.index),
         },
         cpus=options.cpus,
         attempts=options.attempts,

@@ -212,7 +212,6 @@ class _Group:
         return {
             **common,
             contract.SLOT: replica.slot,
-            contract.INDEX: str(replica.index),
             contract.COMMAND: requests.escaped(common[contract.COMMAND]),
             contract.RANKS: str(self._fitting.ranks),
         }
