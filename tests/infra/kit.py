@@ -137,8 +137,8 @@ def problems_in(folder: Path, text: str) -> list[str]:
     return []
 
 
-def ground_from(path: Path) -> RunContext:
-    loaded = model.load(path, targets.kinds())
+def ground_from(path: Path, *overrides: str) -> RunContext:
+    loaded = model.load(path, targets.kinds(), overrides)
     return RunContext(
         spec=loaded.spec,
         run_uri=loaded.run_uri,

@@ -79,6 +79,28 @@ def test_job_has_the_variables_references_and_data_of_the_spec(kit: Any, tmp_pat
     assert {"COLOUR": "green", "SKERRY_DATA_CORPUS": corpus, **reference}.items() <= dict(environment).items()
 
 
+@pytest.mark.parametrize(
+    ("kit", "offers"),
+    [
+        (batch, (batch.OFFER, WEST)),
+        (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)),
+        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs, modal)),
+    ],
+    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs", "modal"],
+)
+def test_replica_that_is_added_changes_no_other_job(kit: Any, offers: tuple[object, ...]) -> None:
+    before, after = (
+        {
+            resource.address: document_of(resource)["settings"]
+            for resource in kit.graph_of(ground_from(kit.EXAMPLE, override), *offers)
+            if resource.LIFE is Life.JOB
+        }
+        for override in ("replicas[0].count=2", "replicas[0].count=3")
+    )
+    assert len(after) == len(before) + 1
+    assert {address: after[address] for address in before} == before
+
+
 def replica_roles(graph: Graph) -> dict[str, Role]:
     return {role.key: role for role in of_kind(graph, Role) if role.key not in {"machines", "execution"}}
 

@@ -154,8 +154,8 @@ class Replicas(Section):
 
     name: Annotated[Named, Field(examples=["local"])]
     """The name of the group, with which its slots begin; unique in the spec."""
-    count: Annotated[int, Field(ge=1, le=1024, examples=[4])]
-    """The number of replicas."""
+    count: Annotated[int, Field(ge=1, le=1024, examples=[4], json_schema_extra={CHANGED_BY: "skerry apply"})]
+    """The number of replicas. Can be changed after the start: `skerry apply` starts new ones and cancels the last."""
     image: Annotated[str, Field(min_length=1, examples=["ghcr.io/acme/train:1"])] | None = None
     """The image of this group instead of the run's: the same one, in a registry that its cloud can pull from."""
     target: SerializeAsAny[TargetOptions]
@@ -210,7 +210,7 @@ class Spec(Section):
     """Further places that can carry the run on when its store, or a machine, is lost. Fixed when the run starts, except
     for `region` and `byo`."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
-    """The groups of replicas, in the order in which replicas are numbered."""
+    """The groups of replicas, in the order in which replicas are numbered. Groups that are added later come last."""
     state: Annotated[str, AfterValidator(store_uri.as_store), Field(examples=["file://.skerry/state"])] | None = None
     """Where the state of created resources is stored; null is in the run's store. A relative file:// path starts at the
     spec's folder."""
