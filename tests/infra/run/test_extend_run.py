@@ -133,6 +133,7 @@ def test_changeable_settings_are_marked_in_schema_and_errors(store: DirectorySto
         "Outer.rounds": "skerry extend --rounds",
         "Outer.lr": "skerry extend --outer-lr",
         "Outer.momentum": "skerry extend --outer-momentum",
+        "Replicas.count": "skerry apply",
     }
     assert sorted(run_record.CHANGEABLE.values()) == sorted(marks.values())
     changed = spec_of(path, "outer.momentum=0.8", "outer.rounds=2", "outer.sync_every=7", "replicas[0].count=3")
