@@ -216,6 +216,10 @@ def up(
             console,
             lambda: launch.supervisor.stop("because its output was closed", insist=False),
         )
+        if (changed := local_up.change_running(spec, clock)) is not None:
+            line = f"run {spec.spec.run} is up, and expects {', '.join(changed.slots)} now; see its `skerry up`"
+            typer.echo(to_json(changed) if as_json else line)
+            return
         callbacks = local_up.Callbacks(on_event=screen.report, on_view=screen.view)
         ask = functools.partial(ask_take_over, approved=take_over)
         with local_up.launch(spec, os.environ, clock, callbacks, ask_take_over=ask) as launch:

@@ -96,7 +96,18 @@ class ReplicaStarts(ABC, Generic[S]):
 
     def relaunch(self, handle: ReplicaHandle) -> ReplicaHandle:
         """Start the replica of `handle`, which has ended, once more. Raises OSError or SkerryError on failure."""
-        return self._start(self._replicas[handle.index], handle.attempt + 1)
+        return self._start(self._replica(handle.slot), handle.attempt + 1)
+
+    def expect(self, replicas: Sequence[ReplicaSlot]) -> None:
+        """These are all replicas of the run from now on. Starts and ends none; see `start`."""
+        self._replicas = replicas
+
+    def start(self, slot: str) -> ReplicaHandle:
+        """Start a replica that was added to the run. Raises OSError or SkerryError on failure."""
+        return self._start(self._replica(slot), self._workspace.next_attempt(slot))
+
+    def _replica(self, slot: str) -> ReplicaSlot:
+        return next(replica for replica in self._replicas if replica.slot == slot)
 
     def poll(self, handle: ReplicaHandle) -> Ending | None:
         """The ending of this start; None while any process of it may run."""

@@ -41,14 +41,16 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.contract import STOP_BUDGET_S
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.events import level_of
+from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from types import FrameType
 
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
+    from skerry.infra.spec.model import ReplicaSlot
     from skerry.runtime.clock import Clock
 
 # How often logs are read and shown.
@@ -116,6 +118,7 @@ class Supervisor:
         self._before: RunView | None = None
         self._with_heartbeat: set[str] = set()
         self._killed: set[str] = set()
+        self._removed: set[str] = set()
         self._reported_untracked = False
         self.last_view: RunView | None = None
 
@@ -133,6 +136,10 @@ class Supervisor:
     def report(self, event: Event) -> None:
         """Pass an event of another thread to `on_event`, in `run`'s thread."""
         self._inbox.put(partial(self._on_event, event))
+
+    def expect(self, replicas: Sequence[ReplicaSlot]) -> None:
+        """From any thread: the run has these replicas from now on. Start new ones, and stop those that are not here."""
+        self._inbox.put(lambda: self._expect(replicas))
 
     def run(self, before: RunView | None = None) -> tuple[ReplicaResult, ...]:
         """Start the replicas and wait until each has ended for good; the results, in slot order of the run.
@@ -204,7 +211,7 @@ class Supervisor:
             now,
             self._settings.restarts,
             startup_failures=replica.startup_failures,
-            stopping=self._stopping,
+            stopping=self._stopping or handle.slot in self._removed,
         )
         match decision:
             case NotRestarted():
@@ -231,6 +238,28 @@ class Supervisor:
         if not self._stopping and too_few_left(fates, self._settings.min_replicas):
             left = fates.count(None)
             self._stop(f"replicas left: {left}; a round needs {self._settings.min_replicas}")
+
+    def _expect(self, replicas: Sequence[ReplicaSlot]) -> None:
+        if self._stopping:
+            return
+        slots = {replica.slot for replica in replicas}
+        added = slots.difference(self._replicas) | slots.intersection(self._removed)
+        self._removed |= self._replicas.keys() - slots
+        for replica in self._replicas.values():
+            if replica.handle.slot in slots or replica.result is not None:
+                continue
+            if replica.due is not None:
+                self._finish(replica, NotRestarted(fate=ReplicaFate.STOPPED, reason="removed from the run"))
+            else:
+                self._starts.cancel(replica.handle)
+        self._starts.expect(replicas)
+        for slot in sorted(added, key=slot_order):
+            if (before := self._replicas.get(slot)) is not None and before.result is None:
+                continue  # it is still stopping; the next `up` starts it again
+            self._removed.discard(slot)
+            handle = self._starts.start(slot)
+            self._replicas[slot] = _ReplicaState(handle=handle, tail=LogTail(self._starts.log_file(handle)))
+            self._on_event(ReplicaStarted(handle=handle))
 
     def _restart_due(self) -> None:
         for replica in self._replicas.values():

@@ -25,13 +25,21 @@ from skerry.infra.observe.read_participation import ParticipationFollower, read_
 from skerry.infra.run import code_archive
 from skerry.infra.run.extend_run import expect_slots
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
-from skerry.infra.run.run_record import check_not_lost, create_or_load_run, load_run, require_settings
+from skerry.infra.run.run_record import (
+    check_not_lost,
+    check_same_run,
+    create_or_load_run,
+    load_run,
+    load_settings,
+    require_settings,
+)
+from skerry.infra.spec.model import ReplicaSlot
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from skerry.infra.local.replica_inputs import ReplicaInputs
     from skerry.infra.local.replica_starts import AnyStarts
@@ -128,6 +136,39 @@ def refuse_take_over(text: str) -> None:
     raise Conflict(f"{text}; stop them there first")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedSlots:
+    """The slots that a run expects since a change."""
+
+    slots: tuple[str, ...]
+    ok: bool = True
+
+
+def change_running(spec: SpecFile, clock: Clock) -> ChangedSlots | None:
+    """Store the slots of the spec if the run is up on this machine and expects others.
+
+    The `up` that supervises the run then starts and stops replicas, each with the code of its own start. None if the
+    run is not up here, expects these slots, or would need a group that it has not had. Raises Invalid if the run was
+    started from another spec.
+    """
+    store = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
+    settings = None if Workspace(spec.work_folder).lock_holder() is None else load_settings(store)
+    if settings is None:
+        return None
+    check_same_run(settings, spec, clock)
+    slots = [replica.slot for replica in spec.replica_slots]
+    if set(slots) == set(settings.now.slots) or not {_group(slot) for slot in slots} <= {
+        _group(slot) for slot in settings.now.slots
+    }:
+        return None
+    now, by = clock.utc_text(), operator_name()
+    return ChangedSlots(slots=expect_slots(store, settings, slots, removes=True, by=by, now=now))
+
+
+def _group(slot: str) -> str:
+    return slot.rpartition("-")[0]
+
+
 def _check_limits(spec: SpecFile) -> None:
     """Raise Invalid if a mirror of a new run has a limit, which could not be kept."""
     for line in spec.mirrors.values():
@@ -184,10 +225,15 @@ def launch(
         endings = EndingRecorder(polled, run, clock)
         follower = ParticipationFollower(polled, run, is_new=not continued)
         observer = Observer(polled, run, clock, read_history(polled) if continued else None)
+        expected = set(slots)
 
         def look() -> RunView:
             endings.write()
             view = observer.view()
+            if expected != set(observer.slots):
+                expected.clear()
+                expected.update(observer.slots)
+                supervisor.expect(_replicas_of(spec, observer.slots, inputs))
             for text in follower.look(view.closed):
                 supervisor.report(RoundsMissed(text=text))
             return view
@@ -218,6 +264,15 @@ def launch(
         )
 
 
+def _replicas_of(spec: SpecFile, slots: Sequence[str], inputs: dict[str, ReplicaInputs]) -> tuple[ReplicaSlot, ...]:
+    """The replicas with these slots, as far as the spec has their groups. inputs: gets those of new slots."""
+    targets = {group.name: group.target for group in spec.spec.replicas}
+    known = [(index, slot) for index, slot in enumerate(slots) if _group(slot) in targets]
+    for _, slot in known:
+        inputs.setdefault(slot, inputs[f"{_group(slot)}-0"])
+    return tuple(ReplicaSlot(slot=slot, index=index, target=targets[_group(slot)]) for index, slot in known)
+
+
 def _noting(endings: EndingRecorder, on_event: Callable[[Event], None]) -> Callable[[Event], None]:
     """`on_event`, which also passes the ends of replicas to the recorder."""
 
@@ -234,7 +289,7 @@ def _starts_for(
     workspace: Workspace,
     code: str,
     environment: Mapping[str, str],
-    inputs: Mapping[str, ReplicaInputs],
+    inputs: dict[str, ReplicaInputs],
 ) -> Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts]:
     """The constructor of the replica starts for this spec's target."""
     if spec.replica_slots[0].target.kind == "docker":

@@ -40,6 +40,11 @@ class Observer:
         self._wall_s = (seconds_since_epoch(clock.utc_text()) or 0.0) - clock.now()
         self._first = True
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that the run expects, as of the last view."""
+        return self._settings.now.slots
+
     def view(self, patience_s: float = SILENT_S) -> RunView:
         """The current view. Replicas silent for `patience_s` and more are marked from the second call on.
 
