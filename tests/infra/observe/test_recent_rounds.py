@@ -164,9 +164,17 @@ def test_absence_since_before_the_recent_rounds_is_no_event() -> None:
 
 
 def test_events_name_starts_ends_and_notices() -> None:
+    stopped, failed = start("a-2", 1, 0.0, done_at=1250.0), start("a-3", 1, 0.0, done_at=1240.0)
+    ends = {"stopped": (stopped, "stopped on request"), "failed": (failed, "OSError: disk full")}
     starts = [start("a-0"), start("a-0", 1, 1100.0), start("a-1", done_at=1200.0)]
-    assert texts([], *starts, notices={"a-0": ("spot notice", 1300.0)}) == [
+    for status, (end, reason) in ends.items():
+        assert end.outcome is not None
+        record = end.outcome.model_copy(update={"status": status, "reason": reason})
+        starts.append(replace(end, outcome=record))
+    assert texts([], *starts, notices={"a-0": ("spot notice", 1300.0)})[:-2] == [
         "a-0: spot notice",
+        "a-2: stopped on request",
+        "a-3: failed: OSError: disk full",
         "a-1: done",
         "a-0: start 2; start 1 left no record: killed, out of memory or machine lost",
         "a-0: started",

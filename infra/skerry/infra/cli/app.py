@@ -175,7 +175,8 @@ def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_j
         if as_json:
             typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=(), notes=notes)))
             return
-        typer.echo(f"{path} is valid: {len(spec.replica_slots)} replicas, store {spec.run_uri}")
+        count = len(spec.replica_slots)
+        typer.echo(f"{path} is valid: {count} replica{'' if count == 1 else 's'}, store {spec.run_uri}")
         print_lines(f"note: {line}" for line in notes)
 
 

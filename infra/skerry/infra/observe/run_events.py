@@ -48,7 +48,9 @@ def _of_starts(starts: Sequence[Start]) -> Iterator[RunEvent]:
                 yield RunEvent(at=start.began_at, about=slot, text=text, bad=killed)
             if start.outcome is not None and start.ended_at is not None:
                 outcome = start.outcome
-                text = "done" if outcome.status == "done" else f"{_ENDS[outcome.status]}: {_line(outcome.reason)}"
+                text = "done" if outcome.status == "done" else _line(outcome.reason)
+                if not text.startswith(outcome.status):  # "stopped on request" says it itself
+                    text = f"{_ENDS[outcome.status]}: {text}"
                 yield RunEvent(at=start.ended_at, about=slot, text=text, bad=outcome.status in {"failed", "retry"})
 
 
