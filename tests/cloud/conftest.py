@@ -49,11 +49,14 @@ def prices(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patient(prices: str) -> Iterator[None]:
+def _patient(prices: str, settings: Settings) -> Iterator[None]:
     """A command may have to wait for machines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deployed, "DEADLINE_S", 3 * PATIENCE.total_seconds())
         patch.setenv(prices_of.VARIABLE, prices)
+        if AWS_REGION in settings.given:
+            # A bucket in S3 of a run without jobs on AWS is created there.
+            patch.setenv("AWS_REGION", settings.given[AWS_REGION])
         yield
 
 

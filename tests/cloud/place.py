@@ -71,19 +71,63 @@ _VERTEX: Final = """\
     image: {image}
     target: {{kind: vertex, project: {project}, region: {region}, machine: n1-standard-4, role: group}}
 """
+_KUBERNETES: Final = """\
+  - name: k
+    count: {count}
+    image: {image}
+    target: {{kind: kubernetes, namespace: {namespace}, secret: {secret}, memory: 3GiB, shared_memory: 256MiB}}
+"""
+_SLURM: Final = """\
+  - name: n
+    count: {count}
+    target: {{kind: slurm, python: {python}, setup: ["{setup}"], time: 2h}}
+"""
+_HF_JOBS: Final = f"""\
+  - name: h
+    count: {{count}}
+    image: {{image}}
+    target:
+      kind: hf_jobs
+      namespace: {{namespace}}
+      flavor: cpu-basic
+      secrets: {{{{AWS_ACCESS_KEY_ID: {names.KEY_ID}, AWS_SECRET_ACCESS_KEY: {names.SECRET_KEY}}}}}
+"""
+_MODAL: Final = """\
+  - name: m
+    count: {count}
+    image: {image}
+    target: {{kind: modal, environment: {environment}, secrets: [{secret}], cpu: 1}}
+"""
 # Of a place where no job is started.
 _NO_IMAGE: Final = {
     "aws": "123456789012.dkr.ecr.{region}.amazonaws.com/skerry@sha256:" + "0" * 64,
     "google": "{region}-docker.pkg.dev/{project}/skerry/replica@sha256:" + "0" * 64,
 }
-_KINDS: Final = {"aws_batch": ("aws", _BATCH), "sagemaker": ("aws", _SAGEMAKER), "vertex": ("google", _VERTEX)}
+_KINDS: Final = {
+    "aws_batch": ("aws", _BATCH),
+    "sagemaker": ("aws", _SAGEMAKER),
+    "vertex": ("google", _VERTEX),
+    "kubernetes": ("kubernetes", _KUBERNETES),
+    "slurm": ("slurm", _SLURM),
+    "hf_jobs": ("huggingface", _HF_JOBS),
+    "modal": ("modal", _MODAL),
+}
+_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "aws": {"region": names.AWS_REGION},
+    "google": {"project": names.GOOGLE_PROJECT, "region": names.GOOGLE_REGION},
+    "kubernetes": {"namespace": names.KUBERNETES_NAMESPACE, "secret": names.KUBERNETES_SECRET},
+    "slurm": {"python": names.SLURM_PYTHON, "setup": names.SLURM_SETUP},
+    "huggingface": {"namespace": names.HF_NAMESPACE, "key": names.KEY_ID, "value": names.SECRET_KEY},
+    "modal": {"environment": names.MODAL_ENVIRONMENT, "secret": names.MODAL_SECRET},
+}
+_IMAGES: Final = {"aws": names.AWS_IMAGE, "google": names.GOOGLE_IMAGE}
+# The others have no prices, so that no limit in dollars can be kept there.
+_PRICED: Final = frozenset({"aws", "google", "huggingface"})
 
 
 def allowed(settings: Settings, cloud: str) -> dict[str, str]:
     """Return where resources may be created. Skips the test without such settings."""
-    if cloud == "aws":
-        return {"region": settings.need(names.AWS_REGION)}
-    return {"project": settings.need(names.GOOGLE_PROJECT), "region": settings.need(names.GOOGLE_REGION)}
+    return {name: settings.need(variable) for name, variable in _SETTINGS[cloud].items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,29 +143,31 @@ class Place(Deployed):
     ) -> Place:
         """A spec in a file of its own: groups of `count` replicas. store: other than its own bucket, or the one given.
 
-        The store is in the first kind's cloud. jobs: it may start some, for which an image and a limit are needed.
+        The store is in the first kind's cloud, and in S3 if that has none. jobs: it may start some, for which an image
+        and a limit are needed.
         """
-        groups, slots = "", []
+        groups, slots, clouds = "", list[str](), {_KINDS[kind][0] for kind in kinds}
         for kind in kinds:
             cloud, group = _KINDS[kind]
             where = allowed(settings, cloud)
             if jobs and kind == "sagemaker":
                 settings.need(names.SAGEMAKER_USD)
-            images = names.AWS_IMAGE if cloud == "aws" else names.GOOGLE_IMAGE
-            image = settings.need(images) if jobs else _NO_IMAGE[cloud].format(**where)
-            groups += group.format(count=count, image=image, machine=names.SAGEMAKER, **where)
-            slots += [f"{kind.removeprefix('aws_')[0]}-{number}" for number in range(count)]
-        first = _KINDS[kinds[0]][0]
-        scheme, given = ("s3", names.AWS_BUCKET) if first == "aws" else ("gs", names.GOOGLE_BUCKET)
+            image = "" if cloud == "slurm" else _image(settings, cloud, where, jobs=jobs)
+            groups += group.format(count=count, image=image, **where)
+            group_name = group.partition("name: ")[2].partition("\n")[0]
+            slots += [f"{group_name}-{number}" for number in range(count)]
+        home = "google" if kinds[0] == "vertex" else "aws"
+        at_home = allowed(settings, home)
+        scheme, given = ("s3", names.AWS_BUCKET) if home == "aws" else ("gs", names.GOOGLE_BUCKET)
         brought = not store and given in settings.given
         store = store or f"{scheme}://{settings.given.get(given, name)}"
         text = SPEC.format(
             name=name,
             store=store,
-            image=_NO_IMAGE[first].format(**allowed(settings, first)),
+            image=_NO_IMAGE[home].format(**at_home),
             rounds=ROUNDS,
             replicas=len(slots),
-            cost=f", max_cost_usd: {settings.share_usd:g}" if jobs else "",
+            cost=f", max_cost_usd: {settings.share_usd:g}" if jobs and clouds <= _PRICED else "",
             brought=str(brought).lower(),
             groups=groups,
         )
@@ -179,6 +225,13 @@ class Place(Deployed):
             "--auto-approve",
             *(word for address in addresses for word in ("--target", address)),
         )
+
+
+def _image(settings: Settings, cloud: str, where: Mapping[str, str], *, jobs: bool) -> str:
+    """The image of a group: one that exists if it starts jobs."""
+    if jobs:
+        return settings.need(_IMAGES.get(cloud, names.IMAGE))
+    return _NO_IMAGE[cloud].format(**where)
 
 
 @contextmanager

@@ -29,6 +29,16 @@ GOOGLE_PROJECT: Final = "SKERRY_CLOUD_GOOGLE_PROJECT"
 GOOGLE_REGION: Final = "SKERRY_CLOUD_GOOGLE_REGION"
 GOOGLE_BUCKET: Final = "SKERRY_CLOUD_GOOGLE_BUCKET"
 GOOGLE_IMAGE: Final = "SKERRY_CLOUD_GOOGLE_IMAGE"
+IMAGE: Final = "SKERRY_CLOUD_IMAGE"
+KEY_ID: Final = "SKERRY_CLOUD_KEY_ID"
+SECRET_KEY: Final = "SKERRY_CLOUD_SECRET_KEY"  # noqa: S105  the name of a variable
+KUBERNETES_NAMESPACE: Final = "SKERRY_CLOUD_KUBERNETES_NAMESPACE"
+KUBERNETES_SECRET: Final = "SKERRY_CLOUD_KUBERNETES_SECRET"  # noqa: S105  the name of a variable
+SLURM_PYTHON: Final = "SKERRY_CLOUD_SLURM_PYTHON"
+SLURM_SETUP: Final = "SKERRY_CLOUD_SLURM_SETUP"
+HF_NAMESPACE: Final = "SKERRY_CLOUD_HF_NAMESPACE"
+MODAL_ENVIRONMENT: Final = "SKERRY_CLOUD_MODAL_ENVIRONMENT"
+MODAL_SECRET: Final = "SKERRY_CLOUD_MODAL_SECRET"  # noqa: S105  the name of a variable
 MAX_USD: Final = "SKERRY_CLOUD_MAX_USD"
 HASTE: Final = "SKERRY_CLOUD_HASTE"
 SAGEMAKER: Final = "ml.m5.large"
@@ -41,11 +51,21 @@ MEANINGS: Final[Mapping[str, str]] = {
     GOOGLE_REGION: "a region, us-central1, for what is made in Google Cloud",
     GOOGLE_BUCKET: "a bucket that is there; without it one is made",
     GOOGLE_IMAGE: "the replica image for CPUs in Artifact Registry, by its digest",
+    IMAGE: "the replica image for CPUs in a public registry, by its digest",
+    KEY_ID: "the id of a key that opens the bucket in S3, for jobs of Hugging Face",
+    SECRET_KEY: "the key with that id",
+    KUBERNETES_NAMESPACE: "a namespace of the current cluster: in it jobs are made",
+    KUBERNETES_SECRET: "a Secret in that namespace with keys that open the bucket in S3",
+    SLURM_PYTHON: "a Python with skerry[runtime] that all nodes see; jobs are submitted on this machine",
+    SLURM_SETUP: "a line of bash that exports keys of the bucket in S3: . ~/store-keys",
+    HF_NAMESPACE: "a user or an organization of Hugging Face: in it jobs are made",
+    MODAL_ENVIRONMENT: "an environment of Modal, main: in it sandboxes are made",
+    MODAL_SECRET: "a Secret of that environment with keys that open the bucket in S3",
     MAX_USD: "what jobs may cost in all, in US dollars: 40",
     HASTE: "for a rehearsal in which no machine has to start: how many times as fast to wait",
 }
-# Three suites of executors, three runs in one service each, and one in all.
-SHARES: Final = 7
+# Three suites of executors, and the runs that have prices: in one service each, and in the clouds together.
+SHARES: Final = 8
 # SageMaker takes three to ten minutes to start a job, Batch and Vertex AI about as long; some are started twice.
 PATIENCE: Final = timedelta(minutes=40)
 _LOOKS: Final = Backoff(first=1.0, cap=15.0)

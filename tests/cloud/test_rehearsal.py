@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.cloud import settings as names
-from tests.cloud.place import placed
+from tests.cloud.place import Place, placed
 
+from skerry.infra import targets
+from skerry.infra.run import local_preflight
 from skerry.runtime.errors import Invalid
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
@@ -38,6 +41,11 @@ STORES: Final = "not (TestS3 and racing)"
 HANDLERS: Final = "read_as_desired or list_owned or another_run or one_setting or (killed_create and LogGroups)"
 # One test for each thing that a stage does, and not all that the suite asks: that is asked of the sandboxes elsewhere.
 EXECUTORS: Final = "gets_the_contract or failed_start or (TestBatch and (killed_replica or cancel_ends))"
+
+
+KINDS_OUTSIDE: Final = ("kubernetes", "slurm", "hf_jobs", "modal")
+OTHERS: Final = {names.KUBERNETES_NAMESPACE, names.SLURM_PYTHON, names.HF_NAMESPACE, names.MODAL_ENVIRONMENT}
+"""The first setting of each place outside both clouds."""
 
 
 def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> subprocess.CompletedProcess[str]:
@@ -126,10 +134,10 @@ def ear() -> Iterator[socket.socket]:
 @pytest.mark.parametrize(
     ("given", "needed"),
     [
-        ({}, {names.AWS_REGION, names.GOOGLE_PROJECT}),
+        ({}, {names.AWS_REGION, names.GOOGLE_PROJECT, *OTHERS}),
         (
             {names.GOOGLE_PROJECT: "acme", names.AWS_IMAGE: "x", names.GOOGLE_IMAGE: "x", names.MAX_USD: "1"},
-            {names.AWS_REGION, names.GOOGLE_REGION},
+            {names.AWS_REGION, names.GOOGLE_REGION, *OTHERS},
         ),
     ],
 )
@@ -168,6 +176,19 @@ def test_without_an_image_or_a_limit_no_job_is_started(ear: socket.socket) -> No
         given[lacking] = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@{DIGEST}"
     with pytest.raises(BlockingIOError):
         ear.accept()
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS_OUTSIDE), ["aws_batch", *KINDS_OUTSIDE]])
+def test_spec_of_a_run_outside_both_clouds_is_valid(kinds: list[str]) -> None:
+    digest = f"ghcr.io/acme/skerry@{DIGEST}"
+    given = dict.fromkeys(names.MEANINGS, "acme") | {name: digest for name in names.MEANINGS if "IMAGE" in name}
+    given |= {names.AWS_BUCKET: "acme-runs", names.GOOGLE_PROJECT: "acme-diloco", names.SLURM_SETUP: ". ~/store-keys"}
+    given |= {names.AWS_REGION: "us-east-1", names.GOOGLE_REGION: "us-central1", names.MAX_USD: "100"}
+    place = Place.spelled(names.Settings(given), "skerry-cloud-test-1", kinds, 2)
+    spec = local_preflight.load_deployed(place.spec, targets.kinds(), ()).spec
+    assert [slot for group in spec.replicas for slot in (f"{group.name}-0", f"{group.name}-1")] == place.slots
+    assert (spec.limits.max_cost_usd is None) == (kinds != ["hf_jobs"])
+    shutil.rmtree(place.spec.parent)
 
 
 def test_unknown_name_is_reported() -> None:

@@ -1,8 +1,8 @@
-"""One short run in each service, and one in all of them: deployed, trained, the same everywhere, gone."""
+"""One short run in each service, in two clouds, and in all of them: deployed, trained, the same everywhere, gone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.cloud.place import placed
@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
 
 
+OTHERS: Final = ("kubernetes", "slurm", "hf_jobs", "modal")
+
+
 @pytest.mark.parametrize(
     ("kinds", "count"),
     [
         pytest.param(["aws_batch"], 2, id="aws_batch"),
         pytest.param(["sagemaker"], 2, id="sagemaker"),
         pytest.param(["vertex"], 2, id="vertex"),
+        pytest.param(["kubernetes"], 2, id="kubernetes"),
+        pytest.param(["slurm"], 2, id="slurm"),
+        pytest.param(["hf_jobs"], 2, id="hf_jobs"),
+        pytest.param(["modal"], 2, id="modal"),
         pytest.param(["aws_batch", "sagemaker", "vertex"], 1, id="mixed"),
+        pytest.param(["aws_batch", "sagemaker", "vertex", *OTHERS], 1, id="everywhere"),
     ],
 )
 def test_a_run_trains_to_its_end_and_is_the_same_everywhere(

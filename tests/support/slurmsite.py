@@ -23,7 +23,7 @@ import pytest
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch")
 DEADLINE_S: Final = 120.0
@@ -81,8 +81,15 @@ class SlurmSite:
 
     def kill(self, job: str) -> None:
         """Kill every process of a job by SIGKILL, its script first, as an operating system without memory may do."""
-        script = next(pid for pid in self._processes(job) if b"slurm_script" in _command(pid))
-        for pid in (script, *(pid for pid in self._processes(job) if pid != script)):
+        processes = self._processes(job)
+        self._kill(sorted(processes, key=lambda pid: b"slurm_script" not in _command(pid)))
+
+    def kill_replica(self, job: str) -> None:
+        """Kill the processes of a job by SIGKILL, except its script, which then decides about another start."""
+        self._kill([pid for pid in self._processes(job) if b"slurm_script" not in _command(pid)])
+
+    def _kill(self, processes: Iterable[int]) -> None:
+        for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -42,7 +42,7 @@ def test_run_continues_after_a_lost_container_and_leaves_nothing(
         first = {slot: str(job["job"]) for slot, job in run.jobs().items()}
         # Vertex AI is told to start no job again. The other waits meanwhile.
         engine.containers.signal(google.jobs.container(first["v-1"]), "SIGKILL")
-    assert "v-1: failed exit code 137" in response()
+    assert "v-1: failed: exit code 137: killed" in response()
     assert "v-1: restarted (restart 1)" in response()
     jobs = {slot: str(job["job"]) for slot, job in run.jobs().items()}
     assert jobs["v-0"] == first["v-0"]

@@ -295,8 +295,14 @@ def test_job_lines_show_state_attempt_exit_code_and_reason() -> None:
     jobs = [
         JobView(slot="b-0", job="1", state="FAILED", condition=Condition.LOST, exit_code=20, attempt=2),
         JobView(slot="b-1", job="2", state="RUNNABLE", condition=Condition.READY, why="no machine yet"),
+        JobView(
+            slot="b-2", job="3", state="FAILED", condition=Condition.LOST, exit_code=137, why="exit code 137: killed"
+        ),
+        JobView(slot="b-3", job="4", state="FAILED", condition=Condition.LOST, exit_code=1, why="exit code 10: x"),
     ]
     assert [line.plain for line in job_lines(jobs)] == [
         "  b-0: failed attempt 2 exit code 20",
         "  b-1: runnable: no machine yet",
+        "  b-2: failed: exit code 137: killed",
+        "  b-3: failed exit code 1: exit code 10: x",
     ]

@@ -30,6 +30,8 @@ def job_lines(jobs: Sequence[JobView]) -> Iterator[Text]:
     """A line for each job: its state, and why it waits."""
     for job in jobs:
         attempt = f" attempt {job.attempt}" if job.attempt > 1 else ""
-        code = f" exit code {job.exit_code}" if job.exit_code is not None else ""
+        code = f" exit code {job.exit_code}"
+        # Most reasons name the exit code and its meaning.
+        code = "" if job.exit_code is None or f"{code}:" in f" {job.why}" else code
         text = f"  {job.slot}: {job.state.lower()}{attempt}{code}"
         yield Text(f"{text}: {job.why}" if job.why else text, style=_CONDITIONS[job.condition])
