@@ -150,10 +150,12 @@ def test_ended_sandbox_is_found_by_its_id(
     (job,) = jobs_of(tmp_path)
     record = job.to_record(handler.create(job))
     (view,) = labelled_jobs.views(service, [record])
-    assert (view.state, view.condition, view.again) == ("LIVE", Condition.READY, False)
+    assert (view.state, view.condition, view.again, view.attempt) == ("LIVE", Condition.READY, False, 0)
     modal.jobs.finish(record.outputs["id"], code)
     (view,) = labelled_jobs.views(service, [record])
     assert (view.condition, view.again) == (condition, code in {10, 124, 137})
+    # The time limit is no code of the replica.
+    assert view.attempt == (0 if code == 124 else 1)
     assert view.why.startswith(why)
     assert list(handler.list_owned(job.run, ["main"])) == []
 

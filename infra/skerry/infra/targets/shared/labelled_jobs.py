@@ -272,8 +272,8 @@ def view_of(slot: str, generation: int, job: LabelledJob) -> JobView:
         state=job.state,
         condition=job.condition,
         why="done" if done else joined(job.why, exit_text(code, _EXIT_CODES)),
-        # A job that replaces a lost one is the next generation.
-        attempt=0 if job.started_s is None else generation + 1,
+        # A job that replaces a lost one is the next generation. Modal shows no start, but one that has a code has run.
+        attempt=0 if job.started_s is None and code is None else generation + 1,
         exit_code=code,
         started_s=job.started_s,
         ended_s=job.ended_s,
