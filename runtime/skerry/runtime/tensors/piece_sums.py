@@ -23,6 +23,7 @@ from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast, widen
 from skerry.runtime.tensors.layout import ALIGNMENT, ITEM_BYTES, WIRE_TYPES, Index, Op, Slice
 from skerry.runtime.tensors.payload_encoder import byte_view, flat_view, is_plain
 from skerry.runtime.tensors.payload_reader import Reader
+from skerry.runtime.tensors.reduced_unit import HEAD_BYTES as UNIT_HEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,9 +180,14 @@ class Reduction:
         # Each run starts at a cache line.
         self._totals = workspace.buffer("totals", total_bytes + ALIGNMENT)
         self._scratch = workspace.buffer("scratch", total_bytes)
-        self._gathered = workspace.buffer("gathered", total_bytes)
+        self._gathered = workspace.buffer("gathered", total_bytes + UNIT_HEAD_BYTES + ALIGNMENT)
         self._digest = xxhash.xxh3_128()
         self._sums: list[_Sum] = []
+
+    @property
+    def spare(self) -> memoryview:
+        """A buffer for one published result, and a few bytes more; used while a piece is open, and free otherwise."""
+        return self._gathered
 
     def open(self, piece: Piece) -> None:
         """Begin a piece. Every source must then be added once, in slot order."""

@@ -33,6 +33,8 @@ WORTH_BYTES: Final = 21 << 20
 """A unit is read after four requests and a poll, 0.17 s, in which a link of 1 Gbit/s carries so many bytes."""
 _FIELDS: Final = struct.Struct("<8sQQQQ32s")
 _DIGEST_BYTES: Final = 16
+HEAD_BYTES: Final = _FIELDS.size + _DIGEST_BYTES
+"""Before the body."""
 
 
 class UnitName(NamedTuple):
@@ -66,11 +68,11 @@ def seal(name: UnitName, body: Sequence[Buffer]) -> list[Buffer]:
 
 def unseal(name: UnitName, data: memoryview, key: str) -> memoryview:
     """The body. Raises Corrupt, naming the key, for anything but the whole unit of this name."""
-    body = data[_FIELDS.size + _DIGEST_BYTES :]
+    body = data[HEAD_BYTES:]
     fields = _FIELDS.pack(MAGIC, VERSION, name.unit, name.units, len(body), bytes.fromhex(name.decision))
     if bytes(data[: _FIELDS.size]) != fields:
         raise Corrupt(f"not this reduced unit, or damaged: key={key} unit={name.unit} bytes={len(data)}")
-    if bytes(data[_FIELDS.size : _FIELDS.size + _DIGEST_BYTES]) != _digest(fields, [body]):
+    if bytes(data[_FIELDS.size : HEAD_BYTES]) != _digest(fields, [body]):
         raise Corrupt(f"reduced unit is damaged: key={key} unit={name.unit}")
     return body
 
