@@ -87,54 +87,36 @@ class Crashes:
         self._mortality = mortality
         self._ends = ends
 
-    def check_apply(
-        self,
-        least: int,
-        comparable: Callable[[dict[str, tuple[str, ...]]], object] = dict,
-        *,
-        part: int = 0,
-        parts: int = 1,
-    ) -> None:
-        """Kill an apply after each of its calls, or after every `parts`-th one only, from number `part + 1` on.
+    def check(self, least: tuple[int, int], comparable: Callable[[dict[str, tuple[str, ...]]], object]) -> None:
+        """Kill an apply and a destroy after each of their calls in turn.
 
-        least: the fewest calls. comparable: the part of an inventory that is equal in every new account.
+        least: the fewest calls of each. comparable: the part of an inventory that is equal in every new account.
         """
-        assert self._start().apply().ok
-        calls, whole = self._mortality.written, comparable(self._sandbox.inventory())
-        assert calls >= least
-        for number in range(part + 1, calls + 1, parts):
+        operator = self._start()
+        assert operator.apply().ok
+        created, whole = self._mortality.written, comparable(self._sandbox.inventory())
+        self._mortality.revive()
+        assert operator.destroy().ok
+        deleted = self._mortality.written
+        assert (created >= least[0], deleted >= least[1]) == (True, True), (created, deleted)
+        for number in range(1, max(created, deleted) + 1):
             self._sandbox.reset()
             operator = self._start()
-            self._mortality.revive(after=number)
-            with pytest.raises(self._ends):
-                operator.apply()
+            if number <= created:
+                self._mortality.revive(after=number)
+                with pytest.raises(self._ends):
+                    operator.apply()
             self._mortality.revive()
             outcome = operator.apply()
             assert outcome.ok, (number, outcome.failed)
             assert comparable(self._sandbox.inventory()) == whole, number
             assert operator.plan().plan.empty, number
-        # A destroy after a crash leaves nothing.
-        assert self._start().destroy().ok
-        assert self._sandbox.inventory() == {}
-
-    def check_destroy(self, least: int, *, part: int = 0, parts: int = 1) -> None:
-        """Kill a destroy after each of its calls; the arguments are those of `check_apply`."""
-        operator = self._start()
-        assert operator.apply().ok
-        self._mortality.revive()
-        assert operator.destroy().ok
-        calls = self._mortality.written
-        assert calls >= least
-        for number in range(part + 1, calls + 1, parts):
-            self._sandbox.reset()
-            operator = self._start()
-            self._mortality.revive()
-            assert operator.apply().ok
-            self._mortality.revive(after=number)
-            # Parallel deletions do not always make the same number of calls.
-            with contextlib.suppress(*self._ends):
-                operator.destroy()
-            self._mortality.revive()
-            removed = operator.destroy()
-            assert removed.ok, (number, removed.left, removed.outcome.failed)
-            assert self._sandbox.inventory() == {}, number
+            if number <= deleted:
+                self._mortality.revive(after=number)
+                # Parallel deletions do not always make the same number of calls.
+                with contextlib.suppress(*self._ends):
+                    operator.destroy()
+                self._mortality.revive()
+                removed = operator.destroy()
+                assert removed.ok, (number, removed.left, removed.outcome.failed)
+                assert self._sandbox.inventory() == {}, number

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.support.forked import ForkedProcess
 from typer.testing import CliRunner
 
 from skerry.infra.cli.app import app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from click.testing import Result
 
@@ -62,29 +62,29 @@ def skerry(*arguments: object) -> Result:
 
 
 class Skerry:
-    """A real `skerry` process; its output is read line by line."""
+    """A real `skerry` process, and as real replicas; its output is read line by line.
 
-    def __init__(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> None:
+    terminal: the standard input. imports: modules that every replica imports, and that are imported once for all.
+    """
+
+    def __init__(self, *arguments: str, terminal: Path = Path(os.devnull), imports: Sequence[str] = ()) -> None:
         self._lines_read: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", *arguments],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            text=True,
-            start_new_session=True,
-        )
+        words = ["-m", "tests.support.forked_skerry", ",".join(imports), *arguments]
+        self._folder = tempfile.TemporaryDirectory()
+        pipe = Path(self._folder.name, "output")
+        os.mkfifo(pipe)
+        self.process = ForkedProcess(words, environment(), pipe, source=terminal)
+        self._output = pipe.open()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=30)
+        self._output.close()
+        self._folder.cleanup()
 
     def until(self, text: str, times: int = 1) -> None:
         """Read until `times` more lines contain `text`."""
@@ -103,28 +103,27 @@ class Skerry:
             pass
         return self.process.wait(timeout=30)
 
+    def close_output(self) -> None:
+        """Read no more, as a terminal that was closed."""
+        self._output.close()
+
     @property
     def output(self) -> str:
         return "".join(self._lines_read)
 
     def _read_lines(self) -> Iterator[str]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self._lines_read.append(line)
             yield line
 
 
-def processes_with(marker: str) -> list[int]:
-    """The ids of all live processes with `marker` in their environment."""
+def processes_in(folder: Path) -> list[int]:
+    """The ids of all live processes whose current folder is below `folder`."""
     processes: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if marker.encode() in (folder / "environ").read_bytes():
-                processes.append(int(folder.name))
+            if (process / "cwd").readlink().is_relative_to(folder):
+                processes.append(int(process.name))
         except OSError:  # ended, or of another user
             continue
     return processes
-
-
-def marker_of(spec: Path, run: str = "test-run") -> str:
-    return f"SKERRY_RUN={(spec.parent / 'store' / run).as_uri()}"

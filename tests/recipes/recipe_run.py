@@ -32,6 +32,13 @@ SETTINGS: Final = (
     "faults.checkpoint_every=2",  # so the state that a restarted replica finds is older than the run
     "faults.restarts.max=1",
 )
+# What takes a recipe long to import.
+IMPORTS: Final = {
+    "hf": ("transformers.trainer", "accelerate"),
+    "lightning": ("lightning",),
+    "tensorboard": ("torch.utils.tensorboard",),
+    "wandb": ("wandb",),
+}
 
 
 class RecipeRun:
@@ -39,6 +46,7 @@ class RecipeRun:
 
     def __init__(self, folder: Path, recipe: str) -> None:
         self.spec = folder / "skerry.yaml"
+        self.recipe = recipe
         self.store = open_store((folder / ".skerry/store/my-run").as_uri())
         self.script = folder / "train/train.py"
         result = skerry("init", self.spec, "--from", recipe)
@@ -46,7 +54,8 @@ class RecipeRun:
 
     def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
         """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits."""
-        with Skerry("up", str(self.spec), "--json", *(f"--set={setting}" for setting in SETTINGS)) as up:
+        settings = [f"--set={setting}" for setting in SETTINGS]
+        with Skerry("up", str(self.spec), "--json", *settings, imports=IMPORTS.get(self.recipe, ())) as up:
             if kill_after is not None:
                 wait_for(
                     lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120

@@ -12,11 +12,11 @@ import runpy
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # The first optimizer imports torch._dynamo.
@@ -28,6 +28,7 @@ _CONTEXT.set_forkserver_preload(
         "torchft.ddp",
         "torchft.local_sgd",
         "skerry.runtime.replica",
+        "skerry.infra.cli.app",
     ]
 )
 
@@ -36,7 +37,8 @@ class ForkedProcess:
     """One process with the methods of `subprocess.Popen`.
 
     words: of its command line after `python`: SCRIPT or -m MODULE, then arguments. output: a file or a named pipe.
-    errors: a file for these. fresh: replace the fork by a new interpreter, which imports everything as a user's does.
+    errors: a file for these. source: the standard input. fresh: replace the fork by a new interpreter, which imports
+    everything as a user's does.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class ForkedProcess:
         output: Path,
         *,
         errors: Path | None = None,
+        source: Path = Path(os.devnull),
         fresh: bool = False,
     ) -> None:
         self.output, self.errors = output, errors or output
-        paths = (str(self.output), str(self.errors))
+        paths = (str(source), str(self.output), str(self.errors))
         self._process = _CONTEXT.Process(target=_run, args=(list(words), dict(environment), paths, fresh))
         self._process.start()
         assert self._process.pid is not None
@@ -83,14 +86,17 @@ class ForkedProcess:
         self._process.join()
 
 
-def _run(words: list[str], environment: dict[str, str], outputs: tuple[str, str], fresh: bool) -> None:  # noqa: FBT001
+def _run(words: list[str], environment: dict[str, str], files: tuple[str, ...], fresh: bool) -> None:  # noqa: FBT001
     os.setsid()
-    for number, path in enumerate(outputs, start=1):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, path in enumerate(files):
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY
+        file = os.open(path, mode | os.O_NOCTTY, 0o644)
         os.dup2(file, number)
         os.close(file)
     if fresh:
         os.execve(sys.executable, [sys.executable, *words], environment)  # noqa: S606
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  multiprocessing has closed it
+    multiprocessing.set_start_method(None, force=True)  # the default, and not the one that has made this process
     os.environ.clear()
     os.environ.update(environment)
     if words[0] == "-m":

@@ -8,12 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.executors.pipes import PipedStage
 from tests.infra.executors.suite import LONG, SCRIPT, ExecutorSuite, through_json, until
-from tests.infra.runs import processes_with
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
@@ -26,7 +26,13 @@ from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+def environment_of(process: Path) -> bytes:
+    """Empty if it has ended, or is of another user."""
+    with contextlib.suppress(OSError):
+        return (process / "environ").read_bytes()
+    return b""
 
 
 class LocalStage(PipedStage):
@@ -38,7 +44,9 @@ class LocalStage(PipedStage):
         return LocalProcessExecutor(**self.options(options))
 
     def live(self) -> int:
-        return len(processes_with(f"SKERRY_RUN={self.run}"))
+        return sum(
+            f"SKERRY_RUN={self.run}".encode() in environment_of(folder) for folder in Path("/proc").glob("[0-9]*")
+        )
 
     def refuse_one(self) -> None:
         spawn, spawned = ProcessStarts.spawn, itertools.count(1)

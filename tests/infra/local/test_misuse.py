@@ -155,7 +155,7 @@ def test_second_up_asks_on_a_terminal(tmp_path: Path, answer: str) -> None:
     with Skerry("up", str(specs[0]), *endless, "-v") as first:
         first.until("] ready")
         terminal, keyboard = os.openpty()
-        with Skerry("up", str(specs[1]), *endless, "-v", stdin=keyboard) as second:
+        with Skerry("up", str(specs[1]), *endless, "-v", terminal=Path(os.ttyname(keyboard))) as second:
             os.write(terminal, f"{answer}\n".encode())
             if answer == "n":
                 assert second.end() == 2

@@ -39,20 +39,6 @@ SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
     HfJobsRun: (2, 2, 2),
     ModalRun: (2, 3, 3),
 }
-# The many calls for AWS Batch are divided between tests, so that several processes share them.
-PARTS = pytest.mark.parametrize(
-    ("run", "part", "parts"),
-    [
-        *((BatchRun, part, 3) for part in range(3)),
-        (SageMakerRun, 0, 1),
-        (VertexRun, 0, 1),
-        (KubernetesRun, 0, 1),
-        (HfJobsRun, 0, 1),
-        (ModalRun, 0, 1),
-    ],
-    indirect=["run"],
-    ids=lambda value: value.KIND if isinstance(value, type) else str(value),
-)
 
 
 def mortality_on_google(sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
@@ -138,23 +124,14 @@ def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
     return Crashes(functools.partial(start, run), run.sandbox, mortality, ends)
 
 
-@PARTS
-def test_next_apply_finishes_one_that_was_killed(
-    run: TargetRun, part: int, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("run", SIZES, indirect=True, ids=lambda kind: kind.KIND)
+def test_next_command_finishes_one_that_was_killed(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def comparable(inventory: dict[str, tuple[str, ...]]) -> object:
         # Ids of networks differ between accounts.
         return {kind: len(names) if isinstance(run, BatchRun) else names for kind, names in inventory.items()}
 
-    least = SIZES[type(run)][1]
-    crashes_of(run, monkeypatch).check_apply(least, comparable, part=part, parts=parts)
-
-
-@PARTS
-def test_next_destroy_finishes_one_that_was_killed(
-    run: TargetRun, part: int, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crashes_of(run, monkeypatch).check_destroy(SIZES[type(run)][2], part=part, parts=parts)
+    _, created, deleted = SIZES[type(run)]
+    crashes_of(run, monkeypatch).check((created, deleted), comparable)
 
 
 def test_next_apply_finishes_a_replacement_that_was_killed(
