@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.report.browser import Browser, program
+from tests.support.forked import ForkedProcess
 
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.runtime.log import keys
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "quickstart.py"
-
-
-def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
-    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *options],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +56,27 @@ def receipt(store: Store, number: int, slot: str, state: str) -> None:
 
 
 def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    ended = quickstart("--rounds", "6", "--replicas", "2", "--store", tmp_path.as_uri())
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
-    verdict = json.loads(ended.stdout.splitlines()[-1])
+    (tmp_path / "store").mkdir()
+    options = ("--rounds", "6", "--replicas", "2", "--store", (tmp_path / "store").as_uri())
+    words = ["-m", "tests.support.forked_skerry", "", str(SCRIPT), *options]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'infra'}"}
+    with ForkedProcess(words, environment, tmp_path / "output", errors=tmp_path / "errors") as ended:
+        code = ended.wait(240)
+    output = ended.output.read_text()
+    assert code == 0, output[-4000:] + ended.errors.read_text()[-4000:]
+    verdict = json.loads(output.splitlines()[-1])
     response = {
         name: verdict[name] for name in ("rounds", "replicas", "kills", "restarts", "lost_rounds", "digests_equal")
     }
     assert response == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
     assert verdict["loss_last"] < verdict["loss_first"]
-    assert verdict["store"].startswith(tmp_path.as_uri())
+    assert verdict["store"].startswith((tmp_path / "store").as_uri())
     assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
     assert verdict["same_text"]
     assert Path(verdict["model"]).is_file()
     assert_shown(Path(verdict["report"]), "finished: 6 rounds")
-    assert "SIGKILL to local-1" in ended.stdout
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
+    assert "SIGKILL to local-1" in output
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()], "the run was to be destroyed"
 
 
 def assert_shown(page: Path, headline: str) -> None:
@@ -103,10 +97,20 @@ def assert_shown(page: Path, headline: str) -> None:
         (("--fast",), "--fast"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_before_anything_starts(options: tuple[str, ...], expected: str) -> None:
-    ended = quickstart(*options)
-    assert ended.returncode == 2
-    assert expected in ended.stderr
+def test_an_option_that_cannot_be_is_refused_before_anything_starts(
+    script: ModuleType,
+    options: tuple[str, ...],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quickstart", *options])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(script.main())
+    assert ended.value.code == 2
+    output, errors = capsys.readouterr()
+    assert expected in errors
+    assert not output
 
 
 def test_digests_are_equal_if_receipts_agree_up_to_the_last_round(tmp_path: Path) -> None:

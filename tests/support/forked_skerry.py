@@ -1,9 +1,9 @@
-"""Runs `skerry`; the replicas of its `up` are forks of this process, which has torch imported.
+"""Runs `skerry`, or a script like it; the replicas that it starts are forks of this process, which has torch imported.
 
 A fork gets what a new interpreter gets: parent, session, signals, descriptors, folder, environment, output and
 arguments. Its exit code or signal is its own.
 
-usage: python -m tests.support.forked_skerry [IMPORT,...] COMMAND ...    IMPORT: what a script imports, imported once
+usage: python -m tests.support.forked_skerry [IMPORT,...] COMMAND|SCRIPT.py ...    IMPORT: what replicas import
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import importlib
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -144,4 +145,8 @@ if __name__ == "__main__":
     for name in filter(None, sys.argv.pop(1).split(",")):
         importlib.import_module(name)
     process_starts.subprocess = SimpleNamespace(Popen=Leash, STDOUT=subprocess.STDOUT)  # type: ignore[assignment]
-    main()
+    if sys.argv[1].endswith(".py"):
+        del sys.argv[0]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        main()
