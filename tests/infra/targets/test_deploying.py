@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,6 +80,12 @@ def test_apply_creates_once_and_destroy_leaves_nothing(
     removed = operator.destroy()
     assert removed.ok, (removed.left, removed.outcome.failed)
     assert run.sandbox.inventory() == {}
+    # And again.
+    assert operator.apply().ok
+    assert run.live() == 2
+    assert acting(operator) == {}
+    assert operator.destroy().ok
+    assert run.sandbox.inventory() == {}
 
 
 @WITH_REGISTRY
@@ -135,12 +140,19 @@ def test_new_code_replaces_running_jobs(run: TargetRun) -> None:
     assert not set(run.jobs(operator).values()) & set(before.values())
 
 
+@pytest.mark.slow
 @ON_EACH_TARGET
-def test_lost_state_adopts_running_jobs(run: TargetRun) -> None:
+def test_lost_state_adopts_running_jobs_and_ends_those_of_other_code(run: TargetRun) -> None:
     operator = run.operator()
     assert operator.apply().ok
     before = run.jobs(operator)
+    for job in before.values():
+        run.driver.start(job)
+        run.driver.write(job, f"hello of {job}")
     delete_state(operator)
+    deployment = operator.deployment()
+    lines = [line.text for job, _ in list_jobs(deployment) for line in read_log(deployment, job, None)]
+    assert lines == [f"hello of {job}" for job in before.values()]
     changes = {change.id: change.action for change in operator.plan().plan.changes}
     assert changes[Id(f"{run.KIND}.a-0", 0)] is Action.ADOPT
     assert not {Action.CREATE, Action.REPLACE, Action.DELETE} & set(changes.values())
@@ -148,33 +160,14 @@ def test_lost_state_adopts_running_jobs(run: TargetRun) -> None:
     assert operator.apply().ok
     assert (run.creations(), run.jobs(operator)) == (0, before)
     assert acting(operator) == {}
-    assert operator.destroy().ok
-    assert run.sandbox.inventory() == {}
-
-
-@ON_EACH_TARGET
-def test_logs_of_running_jobs_are_read_without_state(run: TargetRun) -> None:
-    operator = run.operator()
-    assert operator.apply().ok
-    for job in run.jobs(operator).values():
-        run.driver.start(job)
-        run.driver.write(job, f"hello of {job}")
-    delete_state(operator)
-    deployment = operator.deployment()
-    lines = [line.text for job, _ in list_jobs(deployment) for line in read_log(deployment, job, None)]
-    assert lines == [f"hello of {job}" for job in run.jobs(operator).values()]
-
-
-@ON_EACH_TARGET
-def test_lost_state_with_changed_code_ends_running_jobs(run: TargetRun) -> None:
-    operator = run.operator()
-    assert operator.apply().ok
     delete_state(operator)
     change_code(run)
     run.creations()
     assert operator.apply().ok
     assert (run.creations(), run.live()) == (2, 2)
     assert acting(operator) == {}
+    assert operator.destroy().ok
+    assert run.sandbox.inventory() == {}
 
 
 @pytest.mark.parametrize(
@@ -192,19 +185,3 @@ def test_lost_answer_creates_no_duplicate(run: TargetRun, call: str, how: How) -
     # A definition that is registered twice has two revisions.
     assert len(run.sandbox.inventory().get("job definition", ())) in {0, 2}
     assert acting(operator) == {}
-
-
-@pytest.mark.slow
-@ON_EACH_TARGET
-def test_destroyed_run_can_be_applied_again(run: TargetRun) -> None:
-    operator = run.operator()
-    assert operator.apply().ok
-    lost, done = run.jobs(operator).values()
-    run.driver.finish(lost, 20)
-    run.driver.finish(done, 0)
-    for _ in itertools.repeat(None, 2):
-        assert operator.destroy().ok
-        assert run.sandbox.inventory() == {}
-        assert operator.apply().ok
-        assert run.live() == 2
-        assert acting(operator) == {}
