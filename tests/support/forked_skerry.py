@@ -37,7 +37,7 @@ _spawn: Final = os.posix_spawnp
 
 
 class Leash:
-    """What `process_starts` uses of `subprocess.Popen`."""
+    """A fork with the methods of `subprocess.Popen` that `process_starts` uses."""
 
     def __init__(
         self,
