@@ -137,7 +137,7 @@ def test_slow_replica_contributes_a_share_of_its_steps_in_most_rounds() -> None:
     assert all(closed.steps[0] == 24 for closed in rounds)
     assert all(closed.weights[1] == closed.steps[1] / 24 < 1 for closed in rounds)
     assert sum(closed.steps[1] > 0 for closed in rounds) >= len(rounds) * 5 / 6
-    assert rounds == simulate((20.0, 80.0), rounds=200, sync_every=24, min_replicas=1, grace=Grace())
+    assert rounds[:20] == simulate((20.0, 80.0), rounds=20, sync_every=24, min_replicas=1, grace=Grace())
 
 
 def test_long_run_is_put_together_from_several() -> None:

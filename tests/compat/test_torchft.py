@@ -29,6 +29,9 @@ FIXTURES = HERE / "fixtures"
 # Where a test makes real managers; the other modules only mock ours, to see that its methods are still torchft's.
 REAL = {"local_sgd_integ_test.py", "diloco_regression_test.py", "manager_integ_test.py"}
 RANKS = "manager_integ_test.py::ManagerIntegTest::test_ddp_recovery_multi_rank"
+# One fragment and no delay, two fragments and a delay: torchft's further cases are about the merge alone.
+STREAMING = "local_sgd_integ_test.py::LocalSGDIntegTest::test_streaming_diloco_commit_failure_"
+PLAYED_AGAIN = (f"{STREAMING}00", f"{STREAMING}10", RECOVERY)
 # Ten times what it takes on two quiet cores.
 LIMIT_S = 120
 LAST_WORDS = 4000
@@ -136,7 +139,7 @@ def histories_of_recovery(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def played_again(histories_of_recovery: Path) -> dict[str, Ended]:
     """Those that inject failures: the store raises them, and histories are written instead of compared."""
     histories_of_recovery.mkdir()
-    failing = ["-k", "commit_failure or mocked_failure_recovery"]
+    failing = ["-k", " or ".join(test.rpartition("::")[2] for test in PLAYED_AGAIN)]
     modules = ["local_sgd_integ_test.py", "diloco_regression_test.py"]
     return play(histories_of_recovery.parent, modules, *failing, COMPAT_FAULT="exchange", WRITE_FIXTURE="true")
 
@@ -199,10 +202,7 @@ def test_each_rank_of_a_replica_commits_what_one_of_them_closes(played: dict[str
 
 
 def test_a_failure_of_the_store_fails_a_round_like_one_that_is_reported(played_again: dict[str, Ended]) -> None:
-    failing = {test for test in cases()["local_sgd_integ_test.py"] if "commit_failure" in test}
-    assert {test: result.outcome for test, result in played_again.items()} == dict.fromkeys(
-        failing | {RECOVERY}, "passed"
-    )
+    assert {test: result.outcome for test, result in played_again.items()} == dict.fromkeys(PLAYED_AGAIN, "passed")
     happened = {test: what_happened(result) for test, result in played_again.items()}
     assert happened == {test: must_have_happened(test, "exchange") for test in played_again}
 

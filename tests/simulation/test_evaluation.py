@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.simulation.run import Result, Simulation
@@ -42,14 +43,15 @@ def counted(simulation: Simulation) -> dict[int, Contribution]:
     return records
 
 
+@cache
+def counted_steps(evaluate_s: float, every: int = STEPS, *, measures: bool = True) -> int:
+    runs = [evaluated(seed, evaluate_s, every, measures=measures)[0] for seed in range(SEEDS)]
+    return sum(record.inner_steps for simulation in runs for record in counted(simulation).values())
+
+
 def lost(evaluate_s: float, every: int, *, measures: bool) -> float:
     """The share of the first replica's inner steps that evaluations cost it, over paired seeds."""
-    steps = {True: 0, False: 0}
-    for seed in range(SEEDS):
-        for evaluates in steps:
-            simulation, _ = evaluated(seed, evaluate_s if evaluates else 0.0, every, measures=measures)
-            steps[evaluates] += sum(record.inner_steps for record in counted(simulation).values())
-    return 1 - steps[True] / steps[False]
+    return 1 - counted_steps(evaluate_s, every, measures=measures) / counted_steps(0.0)
 
 
 @pytest.mark.parametrize("every", [pytest.param(STEPS, id="each round"), pytest.param(30, id="in mid-round, too")])

@@ -140,6 +140,6 @@ def test_kill_of_the_only_maker_costs_the_time_until_it_counts_as_dead() -> None
 
 
 def test_every_invariant_holds_with_faults() -> None:
-    tally = search(range(2001, 2081, 2))
+    tally = search(range(2001, 2041, 2))
     assert not tally.reports, tally.reports[0]
-    assert tally.facts["rounds closed"] > 100
+    assert tally.facts["rounds closed"] > 50

@@ -40,15 +40,12 @@ def test_failing_seed_fails_again_at_the_same_event_and_reports_its_replay() -> 
 def test_seed_gives_the_same_schedule_in_another_process_with_other_hashes() -> None:
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     script += "from tests.simulation.run import run_seed; print(run_seed(16).digest)"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert digests == {run_seed(16).digest}
+    other = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONHASHSEED": "1"},  # this process has drawn its own
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert other.stdout.strip() == run_seed(16).digest

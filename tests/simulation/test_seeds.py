@@ -1,4 +1,4 @@
-"""300 seeds: whole runs with faults, every invariant after every event. `scripts/bench simulate` searches further."""
+"""175 seeds: whole runs with faults, every invariant after every event. `scripts/bench simulate` searches further."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.faults import CALL_FAULTS, MACHINE_FAULTS
 from tests.simulation.scenario import draw
 from tests.simulation.search import Tally, search
 
-BATCHES = [range(start, start + 25) for start in range(0, 300, 25)]
+BATCHES = [range(start, start + 25) for start in range(0, 175, 25)]
 # What must have happened, or the search proves less than it seems to.
 HAPPENED = (
     "rounds trained",

@@ -203,8 +203,9 @@ def test_damaged_unit_is_made_again(position: int) -> None:
     assert fleet.reduce("r-1", patient=False)[1].digest == expected
 
 
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "sparse"])
-@pytest.mark.parametrize("layout", [1, 2])
+@pytest.mark.parametrize(
+    ("codec", "layout"), [("none", 1), ("int8", 1), *((codec, 2) for codec in CODECS if codec != "sparse")]
+)
 def test_spot_check_confirms_sound_units(codec: Codec, layout: Layout) -> None:
     elements = {"int4": 2_500_000, "int2": 4_500_000}.get(codec, 1_500_000)
     fleet = Fleet(replace(large(codec, elements), layout=layout), 4, weights=[1.0, 3.0, 0.5, 1.0])
