@@ -18,6 +18,7 @@ from xxhash import xxh3_128_hexdigest
 
 from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 from skerry.runtime.store.memory import MemoryStore
 
@@ -147,7 +148,9 @@ class Bucket:
         self._checker.forged(number)
         self._world.fault("forged", "somebody", manifest)
         self.engine.create(_part(number, part), body)
-        self.engine.replace(manifest, json.dumps(record).encode())
+        # A forger makes the seal, too: only receipts tell that it is another state.
+        replaced = CheckpointManifest.model_validate_json(json.dumps(record | {"seal": None}))
+        self.engine.replace(manifest, replaced.sealed().to_bytes())
 
     def _decay(self, decision: str) -> None:
         doomed, self._doomed = self._doomed, None
