@@ -398,11 +398,11 @@ def test_checkpoint_that_receipts_contradict_is_never_exported(uri: str, store: 
         data = store.read(keys.checkpoint_part(2, part.digest))
         store.create(keys.checkpoint_part(3, part.digest), data or b"")
     forged = replaced.model_copy(update={"parts": older.parts, "index": older.index, "tree": older.tree})
-    store.replace(keys.checkpoint_manifest(3), forged.to_bytes())
+    store.replace(keys.checkpoint_manifest(3), forged.sealed().to_bytes())
     with pytest.raises(Corrupt, match="contradicts the receipts"):
         load(uri)
     other_log = replaced.model_copy(update={"commit": "0" * 64})
-    store.replace(keys.checkpoint_manifest(3), other_log.to_bytes())
+    store.replace(keys.checkpoint_manifest(3), other_log.sealed().to_bytes())
     with pytest.raises(Corrupt, match="belongs to another log"):
         load(uri)
 

@@ -128,7 +128,7 @@ def replace_shard(store: Store) -> None:
     parts = tuple(part for shard in shards for part in shard.parts)
     index = combine_digests([shard.index for shard in shards])
     changed = last.model_copy(update={"shards": shards, "parts": parts, "index": index})
-    store.replace(keys.checkpoint_manifest(3), changed.to_bytes())
+    store.replace(keys.checkpoint_manifest(3), changed.sealed().to_bytes())
 
 
 @pytest.mark.parametrize(("spoil", "is_loaded"), [(None, True), (delete_shard, False), (replace_shard, False)])
