@@ -1,6 +1,6 @@
 """The requests for the history of a long run and of one of many replicas, and what a first look then shows.
 
-Together: a run of 10,000 rounds of 64 replicas takes 100 + 3 * 64 + 6 requests.
+Together: a run of 10,000 rounds of 64 replicas takes 100 + 3 * 64 + 7 requests.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _numbered(item: RecordedRound, number: int) -> RecordedRound:
 def test_history_costs_a_request_for_a_hundred_rounds() -> None:
     rolled_up = RolledUpRun(10_000, 4)
     history = read_history(rolled_up.store)
-    assert rolled_up.store.requests == 100 + 3 * 4 + 6
+    assert rolled_up.store.requests == 100 + 3 * 4 + 7
     assert [item.round for item in history.rounds] == list(range(10_000))
     assert {len(item.replicas) for item in history.rounds} == {4}
     absent = [item.round for item in history.rounds if item.replicas[0].part == "absent"]
@@ -79,7 +79,7 @@ def test_history_costs_a_request_for_a_hundred_rounds() -> None:
 def test_first_look_and_participation_use_roll_ups() -> None:
     rolled_up = RolledUpRun(300, 64)
     history = read_history(rolled_up.store)
-    assert rolled_up.store.requests == 3 + 3 * 64 + 6
+    assert rolled_up.store.requests == 3 + 3 * 64 + 7
     rolled_up.store.forget()
     view = Observer(rolled_up.store, rolled_up.run, rolled_up.clock, history).view()
     assert rolled_up.store.requests < 100

@@ -13,8 +13,11 @@ from skerry.infra.cli.run_text import participation_lines
 from skerry.infra.observe.doctor.examine import examine
 from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import Figures, participation
-from skerry.infra.observe.read_participation import ParticipationFollower
+from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
+from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.run.extend_run import expect_slots
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Telemetry
 
@@ -100,6 +103,42 @@ def test_slot_added_to_a_started_run_misses_no_earlier_round(fleet: Fleet) -> No
     fleet.train(0, *SLOTS)
     fleet.replicas["b-0"] = fleet.start("b-0")
     assert part_of(fleet, "b-0").missing == ()
+
+
+def change_slots(fleet: Fleet, *slots: str) -> None:
+    settings = RunSettings(first=fleet.replicas["a-0"].log.run).read_newer(fleet.store)
+    expect_slots(fleet.store, settings, slots, removes=True, by="ada", now="")
+
+
+def test_replica_is_expected_in_the_rounds_for_which_the_log_names_it(fleet: Fleet) -> None:
+    follower, lines = ParticipationFollower(fleet.store, fleet.run, is_new=True), list[str]()
+    watched = Observer(fleet.store, fleet.replicas["a-0"].log.run, fleet.clock)
+    for number in range(8):
+        if number == 1:
+            change_slots(fleet, "a-0", "b-0")
+            fleet.replicas["b-0"] = fleet.start("b-0")
+        if number == 5:
+            change_slots(fleet, "a-0")
+        fleet.train(number, "a-0", *(["a-1"] if number == 0 else ["b-0"] if number in {4, 5} else []))
+        for slot in fleet.replicas.keys() - {"a-0"}:
+            ahead, behind = fleet.replicas["a-0"], fleet.replicas[slot]
+            behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
+        lines += follower.look(number + 1)
+        view = watched.view()
+    lines += follower.finish(8)
+    # Round 1 is the first whose decision names the first change, and round 5 that of the second.
+    of_slots = {"a-0": (8, ()), "a-1": (2, (1,)), "b-0": (4, (2, 3))}
+    for taken in (participation(read_log(fleet.store)), read_participation(fleet.store)):
+        assert {item.slot: (item.of, item.missing) for item in taken.replicas} == of_slots
+        assert (taken.rounds, taken.complete) == (8, 5)
+    assert {item.slot: (item.in_rounds, item.of_rounds) for item in view.replicas} == {
+        slot: (of - len(missing), of) for slot, (of, missing) in of_slots.items()
+    }
+    assert [line.split(":")[0] for line in lines] == [
+        "a-1 is missing since round 1",
+        "b-0 is missing since round 2",
+        "b-0 takes part again in round 4, after 2 missed rounds",
+    ]
 
 
 def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fleet) -> None:

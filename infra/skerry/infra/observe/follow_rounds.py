@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.infra.observe.history import fill_in_absent
 from skerry.infra.observe.recent_rounds import RECENT
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
@@ -51,6 +52,7 @@ class RoundFollower:
         """rounds: known before, all of the run until then, each with all replicas; the last ones are read again."""
         self._store = store
         self._run = run
+        self._settings = RunSettings(first=run)
         self.last_commit: Commit | None = None
         self._totals = RunTotals()
         self._final: list[RoundHistory] = []
@@ -79,11 +81,13 @@ class RoundFollower:
         """The number of records of open rounds that are not read yet."""
         return sum(len(item.wanted) for item in self._open.values())
 
-    def look(self) -> int:
+    def look(self, settings: RunSettings) -> int:
         """List commits, decisions and receipts, and read the decisions of new commits. Returns the number of reads.
 
+        settings: the newest, which name the slots of each round.
         The first look at a run of unknown history takes in its last rounds only. Raises Corrupt for a damaged commit.
         """
+        self._settings = settings
         for number in sorted(number for number in self._open if number < self.closed - OPEN_ROUNDS):
             [item] = self._filled([self._summary(number)])
             self._finish(item)
@@ -175,7 +179,7 @@ class RoundFollower:
     def _filled(self, rounds: Iterable[RoundHistory]) -> tuple[RoundHistory, ...]:
         """The rounds with all replicas of the run."""
         known = {replica.slot for replica in self._final[-1].replicas} if self._final else set[str]()
-        return fill_in_absent({*self._run.slots, *known}, rounds)
+        return fill_in_absent(self._settings, rounds, known)
 
     def _finish(self, item: RoundHistory) -> None:
         self._totals.add(item)

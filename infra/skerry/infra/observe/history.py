@@ -20,9 +20,10 @@ from skerry.runtime.log.round_summary import Part, ReplicaRound, RoundHistory, R
 from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Software
     from skerry.runtime.store import Store
 
@@ -72,13 +73,14 @@ def read_history(store: Store) -> RunHistory:
     if data is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     run = Run.parse(data, keys.RUN)
-    rounds = fill_in_absent(run.slots, read_closed_rounds(store, run.nonce))
-    return _history(valid_records(read_starts(store, run)), run, rounds)
+    rounds = read_closed_rounds(store, run.nonce)
+    log = valid_records(read_starts(store, run))
+    return _history(log, run, fill_in_absent(log.settings, rounds))
 
 
 def build_history(log: RunRecords, run: Run) -> RunHistory:
     """The history of a run from its records. `valid_records` leaves out records of other runs."""
-    return _history(log, run, fill_in_absent(run.slots, closed_rounds(log)))
+    return _history(log, run, fill_in_absent(log.settings, closed_rounds(log)))
 
 
 def _history(log: RunRecords, run: Run, rounds: tuple[RoundHistory, ...]) -> RunHistory:
@@ -117,21 +119,27 @@ def records_by_round(log: RunRecords) -> dict[int, RoundRecords]:
     }
 
 
-def fill_in_absent(founders: Collection[str], rounds: Iterable[RoundHistory]) -> tuple[RoundHistory, ...]:
-    """The rounds with every replica of the run known so far: absent ones have no record in a round.
+def fill_in_absent(
+    settings: RunSettings | None, rounds: Iterable[RoundHistory], joined: Iterable[str] = ()
+) -> tuple[RoundHistory, ...]:
+    """The rounds with every replica that belongs to them: absent ones have no record in a round.
 
-    founders: the slots of run.json, which belong to the run from round 0 on. Another slot joins with its first
-    contribution to an average; its earlier attempts are left out.
+    Those are the slots that the log names for the round, and all in its average. A slot that the log never names joins
+    with its first contribution to an average, or has `joined` before. Other attempts are left out.
     """
-    known = {slot: ReplicaRound(slot=slot, part="absent") for slot in sorted(founders, key=keys.slot_order)}
+    named = frozenset[str]() if settings is None else settings.named
+    others = set(joined) - named
     filled: list[RoundHistory] = []
     for history in rounds:
         present = {replica.slot: replica for replica in history.replicas}
-        if new := [slot for slot, replica in present.items() if replica.in_average and slot not in known]:
-            slots = sorted({*known, *new}, key=keys.slot_order)
-            known = {slot: ReplicaRound(slot=slot, part="absent") for slot in slots}
-        if present.keys() != known.keys():
-            replicas = tuple(present.get(slot, absent) for slot, absent in known.items())
+        averaged = {slot for slot, replica in present.items() if replica.in_average}
+        others |= averaged - named
+        slots = averaged.union(others, () if settings is None else settings.slots_of(history.round))
+        if present.keys() != slots:
+            replicas = tuple(
+                present.get(slot) or ReplicaRound(slot=slot, part="absent")
+                for slot in sorted(slots, key=keys.slot_order)
+            )
             history = replace(history, replicas=replicas)  # noqa: PLW2901  the same round with all replicas
         filled.append(history)
     return tuple(filled)

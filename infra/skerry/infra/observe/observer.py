@@ -52,8 +52,8 @@ class Observer:
         one for each replica; the next call reads the rest. Raises what the store raises, and Corrupt for a damaged
         commit; other damaged records are skipped, because a view must not fail while the run continues.
         """
-        self._settings = self._settings.read_newer(self._store)
-        used = self._rounds.look() + self._starts.look()
+        self._settings = self._settings.read_newer(self._store).read_begins(self._store)
+        used = self._rounds.look(self._settings) + self._starts.look()
         slots = self._heartbeats.look()
         limit = None
         if not self._first:

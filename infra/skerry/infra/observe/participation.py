@@ -48,8 +48,8 @@ class Figures:
 class ReplicaParticipation:
     """One slot's part in the closed rounds. missing: the rounds whose average has no contribution of it.
 
-    of: the rounds that it could take part in: all, or for a slot that joined a started run those since its first.
-    last: the newest closed round. cut: its contributions of less than a whole round. starts: of its process. failed:
+    of: the rounds that it could take part in: those for which the log names it, and those that it took part in.
+    last: the newest of these. cut: its contributions of less than a whole round. starts: of its process. failed:
     its last start ended with an error. reasons: why starts of it ended before the run, the oldest first. abstained:
     rounds to which it chose not to contribute, by reason, in their order. late: rounds that were decided without its
     work.
@@ -106,7 +106,7 @@ class ReplicaParticipation:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """The replicas of a run in slot order. rounds: closed ones. complete: those with every replica of the run."""
+    """The replicas of a run in slot order. rounds: closed ones. complete: those with every replica of the round."""
 
     rounds: int
     complete: int
@@ -130,7 +130,7 @@ def participation(log: RunRecords) -> Participation:
     """Compute the part of each replica in the closed rounds. `valid_records` leaves out records of other runs."""
     founders = () if log.run is None else log.run.slots
     heartbeats = {stored.record.slot: stored.record for stored in log.heartbeats.values()}
-    return count_parts(founders, fill_in_absent(founders, closed_rounds(log)), build_starts(log), heartbeats)
+    return count_parts(founders, fill_in_absent(log.settings, closed_rounds(log)), build_starts(log), heartbeats)
 
 
 def count_parts(
@@ -139,7 +139,7 @@ def count_parts(
     starts: Sequence[Start],
     heartbeats: Mapping[str, Heartbeat] | None = None,
 ) -> Participation:
-    """Compute the part of each replica in rounds that name all replicas of the run. founders: slots of run.json.
+    """Compute the part of each replica in rounds of `fill_in_absent`. founders: slots of run.json.
 
     heartbeats: the last of each slot, for the end of a start without an outcome.
     """

@@ -73,7 +73,9 @@ def _changes(before: ReplicaParticipation | None, now: ReplicaParticipation, *, 
     """
     earlier = () if before is None else before.missing
     new = now.missing[len(earlier) :]
-    away, was_away = last in new, bool(earlier) and before is not None and earlier[-1] == before.last
+    # A slot that was removed while it was missing stays so: it has no later round.
+    away = now.missing[-1:] == (now.last,)
+    was_away = before is not None and before.missing[-1:] == (before.last,)
     again, was_again = _again(now), before is not None and _again(before)
     if again:
         if not was_again:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, digest_of
-from skerry.runtime.log.run_record import Settings
+from skerry.runtime.log.records import GENESIS, Decision, digest_of
+from skerry.runtime.log.run_record import Settings, slot_lists
 
 if TYPE_CHECKING:
     from skerry.runtime.log.run_record import Run
@@ -17,11 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """A run with all changes of its settings, in order. first: run.json; last_digest: of the newest change."""
+    """A run with all changes of its settings, in order. first: run.json; last_digest: of the newest change.
+
+    begins: the first round with the slots of each change, as far as known; sought: the next round whose decision may
+    name another one.
+    """
 
     first: Run
     changes: tuple[Settings, ...] = ()
     last_digest: str = GENESIS
+    begins: tuple[int, ...] = ()
+    sought: int = 0
 
     @property
     def now(self) -> Run:
@@ -30,8 +39,20 @@ class RunSettings:
             return self.first
         changeable = ("rounds", "work", "outer_lr", "outer_momentum")
         update = {name: getattr(self.changes[-1], name) for name in changeable}
-        slots = next((change.slots for change in reversed(self.changes) if change.slots), self.first.slots)
-        return self.first.model_copy(update=update | {"slots": slots})
+        return self.first.model_copy(update=update | {"slots": self._lists[-1]})
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """All slots that were ever expected."""
+        return frozenset(slot for slots in self._lists for slot in slots)
+
+    def slots_of(self, round_number: int) -> tuple[str, ...]:
+        """The slots that the log names for a round, by what `read_begins` has read."""
+        return self._lists[bisect_right(self.begins, round_number)]
+
+    @cached_property
+    def _lists(self) -> list[tuple[str, ...]]:
+        return slot_lists(self.first, self.changes)
 
     def had(self, name: str, value: object) -> bool:
         """True if a field of the run has this value, or had it before a change."""
@@ -46,3 +67,28 @@ class RunSettings:
                 raise Corrupt(f"settings do not follow their predecessor, or are of another run: key={key}")
             settings = replace(settings, changes=(*settings.changes, change), last_digest=digest_of(data))
         return settings
+
+    def read_begins(self, store: Store) -> RunSettings:
+        """With the rounds from which changed slots hold. Reads about one decision for each such change.
+
+        A damaged decision names nothing.
+        """
+        digests = [GENESIS, *(change.previous for change in self.changes[1:]), self.last_digest]
+        begins, sought = list(self.begins), self.sought
+        while (known := len(begins)) < len(self.changes):
+            if self._lists[known] == self._lists[known + 1]:  # no other slots: its round does not matter
+                begins.append(begins[-1] if begins else 0)
+                continue
+            number = max(sought, self.changes[known].from_round)
+            if (data := store.read(key := keys.decision(number, 0))) is None:
+                break
+            sought = number + 1
+            with suppress(Corrupt):
+                decision = Decision.parse(data, key)
+                if decision.run != self.first.nonce or decision.settings is None:
+                    continue
+                if decision.settings not in digests:  # stored after these changes were read
+                    sought = number
+                    break
+                begins += [sought] * (digests.index(decision.settings) - known)
+        return replace(self, begins=tuple(begins), sought=sought)

@@ -48,9 +48,9 @@ class ReplicaView:
     silent_s: the time since its heartbeat changed, on the observer's clock; None before the second reading, 0 for a
     replica that has ended. silent: its last heartbeat reports work and is too old: the process hangs, or is dead.
     tokens_per_s: in the last half minute; of a replica whose heartbeat was read once, since its start. step: inner
-    steps in the current round. marks: its part in each of RunView.recent; None before it joined. in_rounds, of_rounds:
-    the closed rounds with its contribution, and those that it could take part in. share: of a whole round, in the last
-    one with its contribution. starts: of its process.
+    steps in the current round. marks: its part in each of RunView.recent; None where it is not expected. in_rounds,
+    of_rounds: the closed rounds with its contribution, and those that it could take part in. share: of a whole round,
+    in the last one with its contribution. starts: of its process.
     """
 
     slot: str

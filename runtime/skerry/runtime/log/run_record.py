@@ -5,7 +5,7 @@ A record's form and parsing are those of `records`. Does no I/O.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,9 @@ from skerry.runtime.log.records import (
     Uri,
     Xxh128,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "sparse", "auto"]
 """A codec, or auto: see `codec_for`."""
@@ -200,6 +203,17 @@ class Settings(Extended):
     created: str
     slots: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     ADDED = ("slots",)
+
+
+def slot_lists(run: Run, changes: Iterable[Settings]) -> list[tuple[str, ...]]:
+    """The expected slots of run.json, and of each change in order.
+
+    A round has those of the newest change that the decision of the round before it names (decision 0046).
+    """
+    lists = [run.slots]
+    for change in changes:
+        lists.append(change.slots or lists[-1])
+    return lists
 
 
 def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
+from skerry.runtime.log.run_record import slot_lists
 
 if TYPE_CHECKING:
     from skerry.runtime.log.log import RunLog, Stored
@@ -99,11 +100,7 @@ class RunSettings:
         return settings
 
     def _slot_lists(self) -> list[tuple[str, ...]]:
-        """The expected slots of run.json, and of each record that was read."""
-        lists = [self._first.slots]
-        for stored in self._known:
-            lists.append(stored.record.slots or lists[-1])
-        return lists
+        return slot_lists(self._first, [stored.record for stored in self._known])
 
     def _read_next(self, *, exists: bool = False) -> bool:
         number = len(self._known) + 1

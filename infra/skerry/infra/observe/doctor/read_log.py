@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, records
 from skerry.runtime.log.run_record import Run
@@ -51,14 +53,15 @@ class StoredRecord(NamedTuple, Generic[L_co]):
 class RunRecords:
     """The records of a run by kind, each by key and in key order.
 
-    nonce: of the run that owns this prefix: the run of run.json, or else of most records. listed: the keys of all
-    records, invalid ones included. unreadable: why a record does not parse, by key. payloads, parts (of checkpoints):
-    the sizes of the stored objects.
+    nonce: of the run that owns this prefix: the run of run.json, or else of most records. settings: None without a
+    run.json. listed: the keys of all records but settings, invalid ones included. unreadable: why a record does not
+    parse, by key. payloads, parts (of checkpoints): the sizes of the stored objects.
     """
 
     uri: str
     nonce: str = ""
     run: Run | None
+    settings: RunSettings | None
     members: Mapping[str, StoredRecord[records.Member]]
     heartbeats: Mapping[str, StoredRecord[records.Heartbeat]]
     contributions: Mapping[str, StoredRecord[records.Contribution]]
@@ -115,6 +118,7 @@ def read_log(store: Store) -> RunRecords:
         log = RunRecords(
             uri=store.uri,
             run=None if run is None else run.record,
+            settings=None if run is None else _newest(store, RunSettings(first=run.record)),
             members=reader.folder(records.Member, keys.MEMBERS),
             heartbeats=heartbeats,
             contributions=contributions,
@@ -157,6 +161,7 @@ def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunR
         outcomes = new(keys.OUTCOMES, earlier.outcomes)
         return replace(
             earlier,
+            settings=None if earlier.settings is None else _newest(store, earlier.settings),
             members={**earlier.members, **reader.records(records.Member, members)},
             outcomes={**earlier.outcomes, **reader.records(records.Outcome, outcomes)},
             contributions={**earlier.contributions, **reader.records(records.Contribution, contributions)},
@@ -167,7 +172,9 @@ def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunR
 
 
 def read_starts(store: Store, run: Run) -> RunRecords:
-    """Read the starts of a run's replicas, their ends, and the heartbeats. Three listings, and a read per record.
+    """Read the starts of a run's replicas, their ends, the heartbeats, and the changes of settings.
+
+    Three listings, and a read per record.
 
     The result has no other records. Raises what the store raises.
     """
@@ -176,7 +183,13 @@ def read_starts(store: Store, run: Run) -> RunRecords:
         heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
         outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
         members = reader.folder(records.Member, keys.MEMBERS)
-        return replace(no_records(store.uri, run), members=members, heartbeats=heartbeats, outcomes=outcomes)
+        return replace(
+            no_records(store.uri, run),
+            settings=_newest(store, RunSettings(first=run)),
+            members=members,
+            heartbeats=heartbeats,
+            outcomes=outcomes,
+        )
 
 
 def no_records(uri: str, run: Run) -> RunRecords:
@@ -185,6 +198,7 @@ def no_records(uri: str, run: Run) -> RunRecords:
         uri=uri,
         nonce=run.nonce,
         run=run,
+        settings=RunSettings(first=run),
         members={},
         heartbeats={},
         contributions={},
@@ -234,6 +248,13 @@ class _Reader:
 
     def _listed(self, kind: type[R], entry: Entry) -> StoredRecord[R] | None:
         return self.record(kind, entry.key, entry.modified)
+
+
+def _newest(store: Store, settings: RunSettings) -> RunSettings:
+    """With the changes stored since, and the rounds of their slots. Those after a damaged change are left out."""
+    with suppress(Corrupt):
+        settings = settings.read_newer(store)
+    return settings.read_begins(store)
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:
