@@ -94,7 +94,7 @@ def test_replica_that_follows_a_change_has_the_same_state(checkpoint_every: int)
 def test_shards_follow_the_slots_that_decisions_name(tmp_path: Path) -> None:
     uri = (tmp_path / "run").as_uri()
     store = open_store(uri)
-    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, spec="0" * 64)
+    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, start_window_s=0.0, spec="0" * 64)
     environment = Contract(run_uri=uri, slot="b", index=1, replicas=2).environment()
     numbers: list[tuple[int, int, list[int]]] = []
     with connect(environment) as replica:
@@ -119,7 +119,7 @@ def test_shards_follow_the_slots_that_decisions_name(tmp_path: Path) -> None:
 def test_started_replica_has_the_slots_of_its_round(tmp_path: Path, slot: str, index: int) -> None:
     uri = (tmp_path / "run").as_uri()
     store = open_store(uri)
-    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, spec="0" * 64)
+    run = begin_run(store, ("a", "b"), minimum=1, rounds=6, start_window_s=0.0, spec="0" * 64)
     Island(store, "a", minimum=1).train(1, close=False)
     change(store, run, 1, from_round=1, slots=("a", "b", "c"))
     environment = Contract(run_uri=uri, slot=slot, index=index, replicas=3).environment()

@@ -106,7 +106,8 @@ def test_missing_program_ends_as_permanent_failure_with_a_log_line(local: Local)
 
 
 def test_cancel_signals_the_replica_and_not_the_leash(local: Local) -> None:
-    script = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('up', flush=True)\nsignal.pause()"
+    blocked = "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, {15})\n"
+    script = blocked + "print('up', flush=True)\nsignal.sigwait({15})\nsys.exit(10)"
     [handle] = local.launch(script)
     local.wait_for_line(handle)
     local.starts.cancel(handle)

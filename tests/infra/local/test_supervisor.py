@@ -40,7 +40,11 @@ if TYPE_CHECKING:
 VIEW = RunView(
     run="r", uri="memory://", rounds=1, closed=0, work=0.0, due=None, participants=None, replicas=(), agreement=None
 )
-WAITS = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('ready', flush=True)\nsignal.pause()"
+# Blocked first: a handler that runs just before `signal.pause` would leave the process waiting for a second signal.
+WAITS = (
+    "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, {15})\nprint('ready', flush=True)\n"
+    "signal.sigwait({15})\nsys.exit(10)"
+)
 IGNORES_SIGTERM = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\nsignal.pause()"
 
 
