@@ -28,7 +28,7 @@ class _Beat(NamedTuple):
 
 
 class BorderCheck:
-    """Sees the heartbeats, decisions and units of a run, and tells its checker."""
+    """Compares the units of a run with its heartbeats and decisions, and reports violations to its checker."""
 
     def __init__(self, world: World, checker: Checker, store: MemoryStore) -> None:
         self._world = world

@@ -4,7 +4,8 @@ Each line imports only from the lines below it:
 
     __main__        the commands `run` and `check` of a container
     container       starts the training command in a container and reports how it ended
-    replica         sets up a run for a training script; export: the trained model of a run as a file
+    replica         sets up a run for a training script; slot_numbers: its number and its share of the data;
+                    export: the trained model of a run as a file
     manager         torchft's Manager over the bucket; allreduce: averages over a fixed set of ranks
     training        one replica's rounds: join, contribute, follow, catch up, late work
     replication     copies of a replica's state at its other ranks

@@ -41,11 +41,12 @@ from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import read_address
+from skerry.runtime.slot_numbers import SlotNumbers
 from skerry.runtime.store import open_store
 from skerry.runtime.training.lr_schedule import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import FrameType, TracebackType
 
@@ -113,54 +114,6 @@ class _Evaluations:
             with manager.evaluating(), manager.shared_parameters():
                 metrics = function()
             manager.report_metrics({name: float(value) for name, value in (metrics or {}).items()})
-
-
-class SlotNumbers:
-    """A replica's number among those of its run, and its share of the data. Both follow the log (decision 0046).
-
-    They change between two rounds, for all replicas at once, when replicas are added to the run or removed.
-    """
-
-    def __init__(self, settings: contract.Contract, rank: int, world_size: int) -> None:
-        """settings: the numbers until the log has others."""
-        self.slot = settings.slot
-        self.rank = rank
-        self.world_size = world_size
-        self._launched = settings
-        self._manager: ObjectStoreManager | None = None
-
-    @property
-    def _slots(self) -> tuple[str, ...]:
-        """The slots of this round by the log; () while the log does not number this replica."""
-        slots = None if self._manager is None else self._manager.session.log.slots
-        return slots if slots is not None and self.slot in slots else ()
-
-    @property
-    def index(self) -> int:
-        """This replica's number, from 0."""
-        return self._slots.index(self.slot) if self._slots else self._launched.index
-
-    @property
-    def replicas(self) -> int:
-        """The number of replicas of the run."""
-        return len(self._slots) or self._launched.replicas
-
-    @property
-    def shard_index(self) -> int:
-        """This rank's number among all ranks of all replicas."""
-        return self.index + self.rank * self.replicas
-
-    @property
-    def shard_count(self) -> int:
-        """The number of ranks of all replicas."""
-        return self.replicas * self.world_size
-
-    def shard(self, items: Sequence[T]) -> list[T]:
-        """This rank's share of the items: every n-th, for n ranks in all replicas together. Shares are disjoint.
-
-        The share is the same in each round and after a restart, while the run has the same replicas and ranks.
-        """
-        return list(items[self.shard_index :: self.shard_count])
 
 
 class Replica(SlotNumbers):

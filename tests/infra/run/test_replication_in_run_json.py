@@ -68,7 +68,11 @@ def test_new_run_is_refused_while_a_mirror_has_it(tmp_path: Path) -> None:
 
 
 def test_mirror_that_cannot_be_read_does_not_stop_a_new_run(tmp_path: Path) -> None:
+    tried: list[str] = []
+
     def unreachable(uri: str) -> Store:
+        tried.append(uri)
         raise Unauthorized(uri)
 
     check_not_lost(load(tmp_path), unreachable)
+    assert tried == [MIRROR]

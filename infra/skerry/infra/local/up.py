@@ -208,14 +208,13 @@ def launch(
             _check_limits(spec)
             check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
         run, continued = create_or_load_run(store, spec, clock)
-        slots = {replica.slot for replica in spec.replica_slots}
+        slots = [replica.slot for replica in spec.replica_slots]
         # Those of this folder are dead by now: its lock is held, and what was left over is killed.
-        if continued and (live := live_replicas(store, run, clock, slots)):
+        if continued and (live := live_replicas(store, run, clock, set(slots))):
             ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
         if continued:
-            expected = [replica.slot for replica in spec.replica_slots]
             now, by = clock.utc_text(), operator_name()
-            expect_slots(store, require_settings(store), expected, removes=True, by=by, now=now)
+            expect_slots(store, require_settings(store), slots, removes=True, by=by, now=now)
         workspace.uri_file.write_text(spec.run_uri)
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)

@@ -444,8 +444,7 @@ class CheckpointManifest(Extended):
 
     tree: the JSON skeleton of the state, with its tensors numbered in the order of the parts' indexes. shards: one per
     rank of its writer, () for one rank. With shards, parts are those of all ranks, one rank after another, index is the
-    combination of their own, and tree is empty. seal: xxh3-128 of all the other fields as they are stored, because no
-    other record names a manifest's digest; None, and absent from the bytes, in older ones.
+    combination of their own, and tree is empty. seal: xxh3-128 of the stored other fields; None, and absent, if older.
     """
 
     run: Nonce
@@ -470,8 +469,8 @@ class CheckpointManifest(Extended):
 
     def sealed(self) -> Self:
         """The same with the seal of its fields."""
-        fields = self.model_copy(update={"seal": None}).to_bytes()
-        return self.model_copy(update={"seal": xxhash.xxh3_128_hexdigest(fields)})
+        unsealed = self.model_copy(update={"seal": None})
+        return unsealed.model_copy(update={"seal": xxhash.xxh3_128_hexdigest(unsealed.to_bytes())})
 
 
 class Pin(Record):
