@@ -36,7 +36,7 @@ from skerry.runtime.replication import (
 from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
-from tests.kit.managers import begin_run, islands_of, stop_managers, train_all, wait_until_saved
+from tests.kit.managers import train_saved_run
 from tests.kit.ranks import on_ranks
 
 if TYPE_CHECKING:
@@ -302,12 +302,7 @@ def in_mirrors(injections: int, seed: int, folder: Path) -> Figures:
 def _small_run() -> dict[str, bytes]:
     """The objects of a run of two replicas after three rounds."""
     store = MemoryStore()
-    begin_run(store, "ab", minimum=2, rounds=None)
-    islands = islands_of(store, "ab", grace_s=60.0)
-    train_all(islands, 3, close=False)
-    for island in islands:
-        wait_until_saved(island)
-    stop_managers()
+    train_saved_run(store, 3)
     return {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")}
 
 

@@ -226,6 +226,17 @@ def wait_until_saved(island: Island) -> None:
     wait_for(lambda: not recorder.is_saving)
 
 
+def train_saved_run(store: Store, rounds: int) -> list[Island]:
+    """Begin a run of "a" and "b", stop it after so many rounds, and return them; the last checkpoint is stored."""
+    begin_run(store, "ab", minimum=2, rounds=None)
+    islands = islands_of(store, "ab", grace_s=60.0)
+    train_all(islands, rounds, close=False)
+    for island in islands:
+        wait_until_saved(island)
+    stop_managers()
+    return islands
+
+
 class Pace:
     """Lets the fast replicas close a round only when the slow one has taken its steps for it."""
 

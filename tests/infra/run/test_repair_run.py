@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.runs import skerry
-from tests.kit.managers import begin_run, islands_of, stop_managers, train_all, wait_until_saved
+from tests.kit.managers import train_saved_run
 from tests.kit.stores import HookedStore, damage
 
 from skerry.infra.observe.doctor.examine import examine_store
@@ -36,12 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run after some rounds. Its newest checkpoint is missing, so the last payloads are needed."""
     folder = tmp_path_factory.mktemp("trained")
     store = DirectoryStore(folder)
-    begin_run(store, "ab", minimum=2, rounds=None)
-    islands = islands_of(store, "ab", grace_s=60.0)
-    train_all(islands, ROUNDS, close=False)
-    for island in islands:
-        wait_until_saved(island)
-    stop_managers()
+    train_saved_run(store, ROUNDS)
     for entry in store.list(f"{keys.CHECKPOINTS}{ROUNDS:08d}"):
         store.delete(entry.key)
     for entry in store.list(f"{keys.CHECKPOINTS}{LAST:08d}"):

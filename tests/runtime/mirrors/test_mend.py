@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.kit.events import logged_events
-from tests.kit.managers import Island, begin_run, islands_of, stop_managers, train_all, wait_until_saved
+from tests.kit.managers import Island, stop_managers, train_saved_run
 from tests.kit.stores import HookedStore, damage, flip
 
 from skerry.runtime.clock import SystemClock
@@ -34,12 +34,7 @@ ROUNDS = 3
 def original() -> tuple[Mapping[str, bytes], dict[str, torch.Tensor]]:
     """The objects of a run after some rounds, and its parameters. The payloads of two rounds are still stored."""
     store = MemoryStore()
-    begin_run(store, "ab", minimum=2, rounds=None)
-    islands = islands_of(store, "ab", grace_s=60.0)
-    train_all(islands, ROUNDS, close=False)
-    for island in islands:
-        wait_until_saved(island)
-    stop_managers()
+    islands = train_saved_run(store, ROUNDS)
     return {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")}, islands[0].originals
 
 
