@@ -20,6 +20,7 @@ from skerry.infra.cost.estimate import Cost
 from skerry.infra.cost.prices import load
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_view import Machine, MachineTime, ReplicaView, RunView
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,7 +32,7 @@ PRICES = {"g6e.xlarge": HourlyPrice(0.74), "g2-standard-8": HourlyPrice(0.85)}
 @pytest.fixture(scope="module")
 def view() -> RunView:
     run = ExampleRun()
-    observer = Observer(run.store, run.run, run.clock, read_history(run.store))
+    observer = Observer(run.store, RunSettings(first=run.run), run.clock, read_history(run.store))
     observer.view()
     return observer.view()
 

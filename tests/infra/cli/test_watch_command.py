@@ -23,6 +23,7 @@ from tests.support.clocks import FakeClock
 from skerry.infra.cli.spending import spending
 from skerry.infra.cli.watch_command import Watching, is_over
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_view import ReplicaView, RunView
 from skerry.runtime.errors import Retryable
 from skerry.runtime.log import keys
@@ -118,7 +119,10 @@ def test_unreadable_store_is_reported_once_and_read_again(fleet: Fleet) -> None:
         store.create(entry.key, bytes(data))
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     watching = Watching(
-        Observer(store, fleet.replicas["a-0"].log.run, clock), clock, lambda view: spending(view, lambda _: None), 2.0
+        Observer(store, RunSettings(first=fleet.replicas["a-0"].log.run), clock),
+        clock,
+        lambda view: spending(view, lambda _: None),
+        2.0,
     )
     watching.until_over(console, as_json=False)
     assert isinstance(console.file, io.StringIO)

@@ -134,6 +134,10 @@ def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
         with Skerry("up", str(specs[1]), *endless) as second:
             assert second.end() == 2
         assert re.search(rf"^{LIVE} There is no terminal to ask on: add --take-over$", second.output, re.MULTILINE)
+        # A spec with other slots would remove the live ones from the run.
+        with Skerry("up", str(specs[1]), *endless, "--set", "replicas[0].name=b") as other:
+            assert other.end() == 2
+        assert re.search(rf"^{LIVE} ", other.output, re.MULTILINE), other.output
         assert not (tmp_path / "two" / ".skerry" / "test-run" / "logs").exists()
         destroyed = skerry("destroy", f"{(tmp_path / 'store').as_uri()}/test-run", "--yes")
         assert (destroyed.exit_code, "are at work; stop them first" in destroyed.output) == (2, True), destroyed.output

@@ -51,6 +51,10 @@ IGNORES_SIGTERM = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('read
 E = TypeVar("E")
 
 
+def slots(count: int) -> list[ReplicaSlot]:
+    return [ReplicaSlot(slot=f"a-{n}", index=n, target=LocalTarget(kind="local")) for n in range(count)]
+
+
 class Trial:
     """A supervisor of `count` replicas that run `script`; `react` is called with each event."""
 
@@ -68,8 +72,9 @@ class Trial:
         """limit: of restarts. changes: other settings of the supervisor."""
         self.events: list[Event] = []
         self.react: Callable[[Event], None] = lambda _: None
-        replicas = [ReplicaSlot(slot=f"a-{n}", index=n, target=LocalTarget(kind="local")) for n in range(count)]
-        options = ProcessOptions(run_uri="file:///r", replicas=replicas, folder=folder, environment=dict(os.environ))
+        options = ProcessOptions(
+            run_uri="file:///r", replicas=slots(count), folder=folder, environment=dict(os.environ)
+        )
         settings = Settings(
             command=("python", "-S", "-c", script),
             replicas=count,
@@ -235,6 +240,42 @@ def test_stop_ends_every_replica_cleanly(tmp_path: Path) -> None:
     trial.react = when_ready(None, trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0), ("a-1", ReplicaFate.STOPPED, 0)]
     assert trial.of(KillingReplicas) == []
+
+
+def test_removed_replica_that_does_not_stop_is_killed_alone(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, IGNORES_SIGTERM, count=2, stop_budget_s=0.05)
+    remove = when_ready(None, lambda: trial.supervisor.expect(slots(1)))
+
+    def react(event: Event) -> None:
+        remove(event)
+        if isinstance(event, ReplicaResult):
+            trial.supervisor.stop()
+
+    trial.react = react
+    trial.run()
+    results = [(result.slot, result.fate) for result in trial.of(ReplicaResult)]
+    assert results == [("a-1", ReplicaFate.STOPPED), ("a-0", ReplicaFate.STOPPED)]
+    text = "removed from the run, and still running after 0.05 s"
+    assert trial.of(KillingReplicas)[0] == KillingReplicas(reason=text, slot="a-1")
+
+
+def test_replica_that_is_added_again_while_it_stops_is_started_again(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    end = os.open(fifo, os.O_RDWR)
+    script = WAITS.replace("sys.exit", f"print('stops', flush=True)\nopen({str(fifo)!r}, 'rb', 0).read(1)\nsys.exit")
+    trial = Trial(tmp_path, script, count=2)
+    acts = when_ready(None, lambda: trial.supervisor.expect(slots(1)), trial.supervisor.stop)
+
+    def react(event: Event) -> None:
+        acts(event)
+        if isinstance(event, LogLines) and "stops" in event.lines and not trial.of(ReplicaResult):
+            trial.supervisor.expect(slots(2))
+            os.write(end, b"...")  # for each of the three starts
+
+    trial.react = react
+    assert sorted(trial.run()) == [("a-0", ReplicaFate.STOPPED, 0), ("a-1", ReplicaFate.STOPPED, 0)]
+    assert [started.handle.slot for started in trial.of(ReplicaStarted)] == ["a-0", "a-1", "a-1"]
+    os.close(end)
 
 
 def test_replica_stopped_by_a_foreign_signal_is_restarted(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.support.clocks import FakeClock
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import read_participation
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.records import Member
@@ -81,7 +82,7 @@ def test_first_look_and_participation_use_roll_ups() -> None:
     history = read_history(rolled_up.store)
     assert rolled_up.store.requests == 3 + 3 * 64 + 7
     rolled_up.store.forget()
-    view = Observer(rolled_up.store, rolled_up.run, rolled_up.clock, history).view()
+    view = Observer(rolled_up.store, RunSettings(first=rolled_up.run), rolled_up.clock, history).view()
     assert rolled_up.store.requests < 100
     # The last two rounds are read again, from single records, and there are none in this store.
     assert (view.closed, len(view.recent), view.losses[-1][0]) == (300, 64, 297)

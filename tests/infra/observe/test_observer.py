@@ -10,6 +10,7 @@ from tests.support.clocks import FakeClock
 from skerry.infra.observe.build_view import compare_receipts
 from skerry.infra.observe.doctor.valid_records import key_of
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_view import Agreement
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
@@ -31,7 +32,7 @@ class Observed:
         self.store = MemoryStore()
         self.clock = FakeClock()
         run = run_record(self.clock, nonce=RUN, slots=SLOTS, rounds=3, **changes)
-        self.observer = Observer(self.store, run, self.clock)
+        self.observer = Observer(self.store, RunSettings(first=run), self.clock)
 
     def write(self, *records: LogRecord) -> None:
         for record in records:

@@ -13,6 +13,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Decision, Member, Share, Telemetry
 
@@ -36,7 +37,7 @@ class Large:
         self.store = CountingStore(self.clock)
         self.slots = tuple(f"a-{index}" for index in range(replicas))
         run = run_record(self.clock, nonce=RUN, slots=self.slots, rounds=100, sync_every=10)
-        self.observer = Observer(self.store, run, self.clock)
+        self.observer = Observer(self.store, RunSettings(first=run), self.clock)
         self.sequence = 0
 
     def put(self, key: str, record: Record) -> None:
@@ -162,7 +163,7 @@ def test_looks_after_a_known_history_read_the_new_rounds_only(tmp_path: Path) ->
     fleet = Fleet(tmp_path / "run")
     for number in range(5):
         fleet.train(number, *SLOTS)
-    observer = Observer(fleet.store, fleet.replicas["a-0"].log.run, fleet.clock, read_history(fleet.store))
+    observer = Observer(fleet.store, RunSettings(first=fleet.run), fleet.clock, read_history(fleet.store))
     fleet.store.delete(keys.contribution(0, 0, "a-0"))
     fleet.train(5, "a-0")
     fleet.train(6, "a-0")

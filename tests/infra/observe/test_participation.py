@@ -112,7 +112,7 @@ def change_slots(fleet: Fleet, *slots: str) -> None:
 
 def test_replica_is_expected_in_the_rounds_for_which_the_log_names_it(fleet: Fleet) -> None:
     follower, lines = ParticipationFollower(fleet.store, fleet.run, is_new=True), list[str]()
-    watched = Observer(fleet.store, fleet.replicas["a-0"].log.run, fleet.clock)
+    watched = Observer(fleet.store, RunSettings(first=fleet.replicas["a-0"].log.run), fleet.clock)
     for number in range(8):
         if number == 1:
             change_slots(fleet, "a-0", "b-0")

@@ -74,7 +74,7 @@ def test_each_change_follows_the_one_before_it(store: DirectoryStore, path: Path
     assert (second.from_round, second.rounds, second.outer_lr, second.outer_momentum) == (4, 9, 0.5, 0.8)
     assert second.previous == digest_of(store.read(keys.settings(1)) or b"")
     assert (third.from_round, third.rounds, third.outer_lr) == (4, 12, 0.5), "a round never goes back"
-    view = Observer(store, settings_of(store).first, FakeClock()).view()
+    view = Observer(store, settings_of(store), FakeClock()).view()
     assert (view.rounds, view.finished) == (12, False)
 
 

@@ -18,10 +18,11 @@ from tests.support.container import hardware as machine
 from skerry.runtime.container import hardware
 from skerry.runtime.container.check import warnings_of
 from skerry.runtime.container.hardware import Torch
-from skerry.runtime.container.job_environment import detect_job, read_settings, resolve_contract
+from skerry.runtime.container.job_environment import Job, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.outcome import decide_exit
 from skerry.runtime.container.process_tree import ProcessResult
 from skerry.runtime.contract import Contract, ExitCode
+from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Member, Place
 from skerry.runtime.store import open_store
@@ -85,6 +86,27 @@ def test_contract_variables_win_over_the_clouds_number(tmp_path: Path, cloud: Cl
 def test_clouds_number_selects_the_slot(tmp_path: Path, cloud: Cloud) -> None:
     contract = resolve(cloud, tmp_path)
     assert (contract.slot, contract.index, contract.replicas) == ("r-1", 1, 3)
+
+
+def test_clouds_number_selects_the_same_slot_after_a_removal(tmp_path: Path) -> None:
+    variables = {"SKERRY_RUN": "file:///run", "SKERRY_COMMAND": '["true"]'}
+    settings, job = read_settings(variables, ml=tmp_path), Job(platform="batch", facts={}, index=1)
+    contract = resolve_contract(settings, job, SLOTS, SLOTS[1:])
+    assert (contract.slot, contract.index, contract.replicas) == ("r-1", 0, 2)
+    with pytest.raises(Invalid, match=r"r-1 was removed from the run; `skerry apply` ends this job"):
+        resolve_contract(settings, job, SLOTS, (SLOTS[0], SLOTS[2]))
+
+
+def test_slot_of_the_log_has_its_numbers_from_there(tmp_path: Path) -> None:
+    variables = {
+        "SKERRY_RUN": "file:///run",
+        "SKERRY_COMMAND": '["true"]',
+        "SKERRY_SLOT": "r-3",
+        "SKERRY_REPLICAS": "3",
+    }
+    job = Job(platform=None, facts={}, index=None)
+    contract = resolve_contract(read_settings(variables, ml=tmp_path), job, SLOTS, (*SLOTS, "r-3"))
+    assert (contract.index, contract.replicas) == (3, 4)
 
 
 def test_job_name_does_not_change_the_contract(tmp_path: Path) -> None:

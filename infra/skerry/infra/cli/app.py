@@ -72,8 +72,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
-    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 STATUS_DEADLINE_S = 20.0
@@ -252,9 +252,9 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
                 deployed_run_commands.status(spec, as_json=as_json)
             return
-        store, record = _open_run(run, overrides or ())
+        store, settings = _open_run(run, overrides or ())
         clock = SystemClock()
-        view = settled_view(Observer(store, record, clock, read_history(store)), clock)
+        view = settled_view(Observer(store, settings, clock, read_history(store)), clock)
         money = read_spending()(view)
         if as_json:
             typer.echo(as_json_line(view, money))
@@ -288,14 +288,14 @@ def pin(
         run, round_number = _run_and_round(run, round_number)
         if show == (round_number is not None) or (show and reason):
             raise Invalid("name the round to pin: skerry pin 120; or list the pins: skerry pin --list")
-        store, record = _open_run(run, overrides or ())
+        store, settings = _open_run(run, overrides or ())
         if round_number is None:
-            pinned = checkpoint_pins.pins(store, record)
+            pinned = checkpoint_pins.pins(store, settings.now)
             lines = [str(checkpoint) for checkpoint in pinned] or ["nothing is pinned"]
             typer.echo(to_json(_Pins(pins=pinned)) if as_json else "\n".join(lines))
             return
         now = SystemClock().utc_text()
-        checkpoint = checkpoint_pins.pin(store, record, round_number, by=operator_name(), reason=reason, now=now)
+        checkpoint = checkpoint_pins.pin(store, settings.now, round_number, by=operator_name(), reason=reason, now=now)
         typer.echo(to_json(checkpoint) if as_json else f"pinned {checkpoint}")
 
 
@@ -312,7 +312,8 @@ def unpin(
         run, round_number = _run_and_round(run, round_number)
         if round_number is None:
             raise Invalid("name the round to unpin: skerry unpin 120; `skerry pin --list` shows the pinned ones")
-        checkpoint = checkpoint_pins.unpin(*_open_run(run, overrides or ()), round_number)
+        store, settings = _open_run(run, overrides or ())
+        checkpoint = checkpoint_pins.unpin(store, settings.now, round_number)
         typer.echo(to_json(checkpoint) if as_json else f"unpinned {checkpoint}")
 
 
@@ -397,10 +398,10 @@ def destroy(
             typer.echo(f"left: the mirror at {mirror}: `--data` deletes it too")
 
 
-def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
-    """The store and the run.json of a run that was started."""
+def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, RunSettings]:
+    """The store and the settings of a run that was started."""
     store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
-    return store, run_record.require_settings(store).now
+    return store, run_record.require_settings(store)
 
 
 def _run_and_round(run: str, round_number: int | None) -> tuple[str, int | None]:
@@ -410,7 +411,7 @@ def _run_and_round(run: str, round_number: int | None) -> tuple[str, int | None]
 
 def _workspace_of(uri: str) -> Workspace:
     """The folder that `up` made for the run at a URI, here or beside its store. Raises SkerryError if there is none."""
-    name = _open_run(uri, ())[1].name
+    name = _open_run(uri, ())[1].now.name
     near = [Path.cwd(), *Path(uri.removeprefix(FILE)).parents[:_NEAR]] if uri.startswith(FILE) else [Path.cwd()]
     for workspace in (Workspace(folder / model.WORK_FOLDER / name) for folder in near):
         if workspace.uri_file.is_file() and workspace.uri_file.read_text() == uri:
@@ -424,18 +425,19 @@ def _workspace_of(uri: str) -> Workspace:
 def _refuse_running(uri: str, *, data: bool) -> None:
     """Raise Invalid if the run at a URI has replicas at work, or resources in clouds, which only its spec names."""
     store = open_store(uri, deadline_s=STATUS_DEADLINE_S)
-    run = run_record.load_run(store)
-    if run is None:
+    settings = run_record.load_settings(store)
+    if settings is None:
         return
     if data or store.list(keys.STATE):
         raise Invalid(f"{uri} was created by `skerry apply`: name its spec, so that its jobs are removed too")
-    if working := [replica.slot for replica in _observe(store, run).replicas if replica.at_work and not replica.silent]:
+    replicas = _observe(store, settings).replicas
+    if working := [replica.slot for replica in replicas if replica.at_work and not replica.silent]:
         raise Invalid(f"{', '.join(working)} of {uri} are at work; stop them first, where `skerry up` runs")
 
 
-def _observe(store: Store, run: Run) -> RunView:
+def _observe(store: Store, settings: RunSettings) -> RunView:
     clock = SystemClock()
-    return settled_view(Observer(store, run, clock), clock)
+    return settled_view(Observer(store, settings, clock), clock)
 
 
 def _log_files(workspace: Workspace, only: str | None) -> Iterator[tuple[str, Path]]:

@@ -15,7 +15,7 @@ from skerry.infra.errors import in_short
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.provision.handler import Condition
-from skerry.infra.run.run_record import load_run
+from skerry.infra.run.run_record import load_settings
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class Watch:
     def _view(self) -> RunView | None:
         if self._observer is None and bucket_exists(self._deployment):
             store = self._deployment.open_store()
-            if (run := load_run(store)) is not None:
-                self._observer = Observer(store, run, self._deployment.clock, read_history(store))
+            if (settings := load_settings(store)) is not None:
+                self._observer = Observer(store, settings, self._deployment.clock, read_history(store))
         return None if self._observer is None else self._observer.view()
 
     def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:

@@ -63,8 +63,8 @@ def _run_line(report: StoppingReplicas | KillingReplicas | StoreUnreadable | Unt
         case StoppingReplicas(reason=reason, budget_s=budget_s):
             again = "Ctrl-C again kills them at once"
             return note(f"stopping all replicas {reason}; they have {budget_s:g} s; {again}", "yellow")
-        case KillingReplicas(reason=reason):
-            return note(f"killing the replicas that are left: {reason}", "red")
+        case KillingReplicas(reason=reason, slot=slot):
+            return note(f"killing {slot or 'the replicas that are left'}: {reason}", "red")
         case StoreUnreadable(error=error):
             return note(f"cannot read the store, the replicas keep running: {error}", "yellow")
         case UntrackedProcess(error=error):

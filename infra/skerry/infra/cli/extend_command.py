@@ -52,7 +52,7 @@ def extend(
         clock = SystemClock()
         store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
         settings = require_settings(store)
-        view = Observer(store, settings.now, clock).view()
+        view = Observer(store, settings, clock).view()
         wanted = WantedChange(rounds=rounds, outer_lr=outer_lr, outer_momentum=outer_momentum, at=at)
         by, now = operator_name(), clock.utc_text()
         stored = extend_run.change(store, settings, wanted, view.closed, by=by, now=now)

@@ -48,7 +48,7 @@ def read_sources(
     settings = require_settings(store)
     history, findings = (read_history(store), None) if quick else _examined(store, on_step)
     on_step("reading the state of the replicas")
-    view = settled_view(Observer(store, settings.now, clock, history), clock)
+    view = settled_view(Observer(store, settings, clock, history), clock)
     return Sources(
         history=history,
         view=view,

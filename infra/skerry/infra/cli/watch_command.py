@@ -67,10 +67,10 @@ def watch(
         clock = SystemClock()
         opened = open_run(run, overrides or (), clock)
         store, money_of = opened.store, read_spending(opened.deployment)
-        record = require_settings(store).now
+        settings = require_settings(store)
         console = Console(stderr=as_json)
         history = _history(store, console)
-        watching = Watching(Observer(store, record, clock, history), clock, money_of, every)
+        watching = Watching(Observer(store, settings, clock, history), clock, money_of, every)
         if once:
             view = settled_view(watching.observer, clock)
             _show_once(view, money_of(view), as_json=as_json)

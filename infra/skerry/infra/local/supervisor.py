@@ -77,6 +77,7 @@ class _ReplicaState:
     """One replica. due: the time of its next start; None while it runs or has ended for good.
 
     startup_failures: starts in a row that ended before any heartbeat. last_line: the last non-empty line reported.
+    kill_at: when to kill it, if it was removed from the run and has not ended.
     """
 
     handle: ReplicaHandle
@@ -85,6 +86,7 @@ class _ReplicaState:
     startup_failures: int = 0
     last_line: str | None = None
     due: float | None = None
+    kill_at: float | None = None
     result: ReplicaResult | None = None
 
 
@@ -181,10 +183,9 @@ class Supervisor:
         handle_message()
 
     def _until_due(self) -> float:
-        moments = [replica.due for replica in self._replicas.values() if replica.due is not None]
-        if self._kill_at is not None:
-            moments.append(self._kill_at)
-        return min([_TICK_S, *(max(0.0, moment - self._clock.now()) for moment in moments)])
+        moments = [self._kill_at, *(moment for each in self._replicas.values() for moment in (each.due, each.kill_at))]
+        now = self._clock.now()
+        return min([_TICK_S, *(max(0.0, moment - now) for moment in moments if moment is not None)])
 
     def _take_view(self, view: RunView) -> None:
         earlier = {} if self._before is None else {old.slot: old.incarnation for old in self._before.replicas}
@@ -211,11 +212,14 @@ class Supervisor:
             now,
             self._settings.restarts,
             startup_failures=replica.startup_failures,
-            stopping=self._stopping or handle.slot in self._removed,
+            stopping=self._stopping or replica.kill_at is not None,
         )
         match decision:
             case NotRestarted():
                 self._finish(replica, decision, ending)
+                # It was added again while it stopped.
+                if replica.kill_at is not None and handle.slot not in self._removed and not self._stopping:
+                    self._start_added(handle.slot)
             case RestartAfter(recent=recent):
                 delay_s = self._settings.backoff.delay(recent, self._clock)
                 replica.due = now + delay_s
@@ -244,22 +248,24 @@ class Supervisor:
             return
         slots = {replica.slot for replica in replicas}
         added = slots.difference(self._replicas) | slots.intersection(self._removed)
-        self._removed |= self._replicas.keys() - slots
+        self._removed = self._replicas.keys() - slots
         for replica in self._replicas.values():
-            if replica.handle.slot in slots or replica.result is not None:
+            if replica.handle.slot in slots or replica.result is not None or replica.kill_at is not None:
                 continue
             if replica.due is not None:
                 self._finish(replica, NotRestarted(fate=ReplicaFate.STOPPED, reason="removed from the run"))
             else:
+                replica.kill_at = self._clock.now() + self._settings.stop_budget_s
                 self._starts.cancel(replica.handle)
         self._starts.expect(replicas)
         for slot in sorted(added, key=slot_order):
-            if (before := self._replicas.get(slot)) is not None and before.result is None:
-                continue  # it is still stopping; the next `up` starts it again
-            self._removed.discard(slot)
-            handle = self._starts.start(slot)
-            self._replicas[slot] = _ReplicaState(handle=handle, tail=LogTail(self._starts.log_file(handle)))
-            self._on_event(ReplicaStarted(handle=handle))
+            if (before := self._replicas.get(slot)) is None or before.result is not None:
+                self._start_added(slot)
+
+    def _start_added(self, slot: str) -> None:
+        handle = self._starts.start(slot)
+        self._replicas[slot] = _ReplicaState(handle=handle, tail=LogTail(self._starts.log_file(handle)))
+        self._on_event(ReplicaStarted(handle=handle))
 
     def _restart_due(self) -> None:
         for replica in self._replicas.values():
@@ -290,6 +296,12 @@ class Supervisor:
     def _kill_after_budget(self) -> None:
         if self._kill_at is not None and self._clock.now() >= self._kill_at:
             self._kill_all(f"still running after {self._settings.stop_budget_s:g} s")
+        for slot, replica in self._replicas.items():
+            if replica.result is None and replica.kill_at is not None and self._clock.now() >= replica.kill_at:
+                replica.kill_at = float("inf")
+                reason = f"removed from the run, and still running after {self._settings.stop_budget_s:g} s"
+                self._on_event(KillingReplicas(reason=reason, slot=slot))
+                self._kill(slot)
 
     def _kill_all(self, reason: str) -> None:
         self._kill_at = float("inf")

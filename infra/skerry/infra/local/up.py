@@ -208,13 +208,14 @@ def launch(
             _check_limits(spec)
             check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
         run, continued = create_or_load_run(store, spec, clock)
+        settings = require_settings(store)
         slots = [replica.slot for replica in spec.replica_slots]
-        # Those of this folder are dead by now: its lock is held, and what was left over is killed.
-        if continued and (live := live_replicas(store, run, clock, set(slots))):
+        # Those of this folder are dead by now: its lock is held, and what was left over is killed. Also of those that
+        # the spec does not have, because they are removed from the run.
+        if continued and (live := live_replicas(store, run, clock, {*slots, *run.slots})):
             ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
         if continued:
-            now, by = clock.utc_text(), operator_name()
-            expect_slots(store, require_settings(store), slots, removes=True, by=by, now=now)
+            expect_slots(store, settings, slots, removes=True, by=operator_name(), now=clock.utc_text())
         workspace.uri_file.write_text(spec.run_uri)
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)
@@ -223,7 +224,7 @@ def launch(
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
         endings = EndingRecorder(polled, run, clock)
         follower = ParticipationFollower(polled, run, is_new=not continued)
-        observer = Observer(polled, run, clock, read_history(polled) if continued else None)
+        observer = Observer(polled, settings, clock, read_history(polled) if continued else None)
         expected = set(slots)
 
         def look() -> RunView:
@@ -257,7 +258,7 @@ def launch(
             code=packed.digest,
             note=packed.note,
             supervisor=supervisor,
-            read_view=lambda: Observer(polled, run, clock, read_history(polled)).view(),
+            read_view=lambda: Observer(polled, settings, clock, read_history(polled)).view(),
             clock=clock,
             finish=finish,
         )

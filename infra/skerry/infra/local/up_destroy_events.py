@@ -72,9 +72,10 @@ class StoppingReplicas:
 
 @dataclass(frozen=True, kw_only=True)
 class KillingReplicas:
-    """Every remaining replica is being killed."""
+    """Every remaining replica is being killed, or the one of `slot`."""
 
     reason: str
+    slot: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

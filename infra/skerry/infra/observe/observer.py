@@ -8,13 +8,12 @@ from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
 from skerry.infra.observe.follow_rounds import RoundFollower
 from skerry.infra.observe.read_heartbeats import HeartbeatReader
 from skerry.infra.observe.read_starts import StartReader, seconds_since_epoch
-from skerry.infra.observe.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from skerry.infra.observe.history import RunHistory
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 # Reads of a look, after the first: a heartbeat of each replica and a few records. Small runs may read more, because
@@ -28,11 +27,12 @@ _RECORDS_PART: Final = 4
 class Observer:
     """Reads one run repeatedly. Not thread-safe."""
 
-    def __init__(self, store: Store, run: Run, clock: Clock, history: RunHistory | None = None) -> None:
+    def __init__(self, store: Store, settings: RunSettings, clock: Clock, history: RunHistory | None = None) -> None:
         """history: of the run until now. Without it the first look takes in the last rounds and starts only."""
+        run = settings.first
         self._store = store
         self._run = run
-        self._settings = RunSettings(first=run)
+        self._settings = settings
         self._clock = clock
         self._rounds = RoundFollower(store, run, () if history is None else history.rounds)
         self._starts = StartReader(store, run.nonce, () if history is None else history.starts)

@@ -136,26 +136,32 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
     )
 
 
-def resolve_contract(settings: ReplicaSettings, job: Job, slots: Sequence[str]) -> Contract:
-    """The complete contract. slots: those that the run expects now, in the order that numbers them.
+def resolve_contract(
+    settings: ReplicaSettings, job: Job, slots: Sequence[str], now: Sequence[str] | None = None
+) -> Contract:
+    """The complete contract. slots: those of run.json, by which a launcher's number selects one, for good.
 
-    Raises Invalid if slot and index cannot be derived, or contradict the run.
+    now: those that the run expects, in the order that numbers them; None for those of run.json. Raises Invalid if slot
+    and index cannot be derived, or contradict the run; and for a slot that was removed from it.
     """
-    replicas = len(slots) if settings.replicas is None else settings.replicas
-    slot, index = settings.slot, settings.index
+    now = slots if now is None else now
+    slot, index, replicas = settings.slot, settings.index, settings.replicas
     if slot is None and index is None:
         slot = _slot_by_number(settings, job, slots)
     if slot is None:
         if index is None or index >= len(slots):
             raise Invalid(f"{contract.INDEX}={index} has no slot: the run has {len(slots)}; set {contract.SLOT}")
         slot = slots[index]
+    if slot in slots and slot not in now:
+        raise Invalid(f"{slot} was removed from the run; `skerry apply` ends this job, and can add it again")
     if index is None:
-        if slot not in slots:
+        if slot not in now:
             raise Invalid(
-                f"{contract.SLOT}={slot} is not one of the run's {len(slots)} slots; if it was removed from the spec, "
-                f"`skerry apply` ends this job; by hand, set {contract.INDEX}"
+                f"{contract.SLOT}={slot} is not one of the run's {len(now)} slots; if it was removed from the spec, "
+                f"`skerry apply` ends this job; by hand, set {contract.INDEX} and {contract.REPLICAS}"
             )
-        index = slots.index(slot)
+        index, replicas = now.index(slot), len(now)
+    replicas = len(now) if replicas is None else replicas
     resolved = Contract(run_uri=settings.run_uri, slot=slot, index=index, replicas=replicas)
     return contract.read(resolved.environment())
 

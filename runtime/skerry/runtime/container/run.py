@@ -165,7 +165,7 @@ def _prepare(
         raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
     changed = RunSettings(RunLog(store, run))
     changed.read()
-    contract = resolve_contract(settings, job, changed.slots or run.slots)
+    contract = resolve_contract(settings, job, run.slots, changed.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
     software = read_software(environment)
     recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software)
