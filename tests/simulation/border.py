@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 STEADY_S: Final = 4.0
 """Heartbeats at most so far apart are those of a live replica for every scenario."""
 BEHIND_S: Final = 25.0
-"""A live maker without a new unit for this long may be far behind."""
+"""A live maker without a new unit for this long may be far behind, or for nearly half of an exchange's deadline."""
+MAKING_S: Final = 1.0
+"""A replica may have begun to make a unit this long before it publishes it."""
 
 
 class _Beat(NamedTuple):
@@ -30,13 +32,15 @@ class _Beat(NamedTuple):
 class BorderCheck:
     """Compares the units of a run with its heartbeats and decisions, and reports violations to its checker."""
 
-    def __init__(self, world: World, checker: Checker, store: MemoryStore) -> None:
+    def __init__(self, world: World, checker: Checker, store: MemoryStore, deadline_s: float) -> None:
+        """deadline_s: of an exchange."""
+        self._behind_s = min(BEHIND_S, 0.45 * deadline_s)
         self._world = world
         self._checker = checker
         self._store = store
         self._beats: defaultdict[str, list[_Beat]] = defaultdict(list)
         self._decided: dict[str, float] = {}
-        self._made: dict[tuple[int, str], float] = {}
+        self._made: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
 
     def replaced(self, key: str) -> None:
         """Remember a heartbeat."""
@@ -50,13 +54,14 @@ class BorderCheck:
         if (place := keys.exchange_of_unit(key)) is None:
             return
         slot, decision = keys.slot_of(key), keys.decision(*place)
-        self._made[place[0], slot] = now = self._world.now
+        self._made[place[0], slot].append(now := self._world.now)
         makers: list[str] = self._record(decision).get("makers") or [slot]
         if slot in makers:
             return
         for maker in makers:
-            since = max(self._decided[decision], self._made.get((place[0], maker), 0.0))
-            if now - since < BEHIND_S and self._was_at_work(maker, place[0], since):
+            seen = [at for at in self._made[place[0], maker] if at < now - MAKING_S]
+            since = max([self._decided[decision], *seen])
+            if now - since < self._behind_s and self._was_at_work(maker, place[0], since):
                 self._checker.broken("border", f"{by.name} made {key} for another region, and {maker} is at work")
 
     def _record(self, key: str) -> Document:

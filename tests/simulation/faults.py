@@ -101,13 +101,13 @@ class Rates:
 class Bucket:
     """The one store of a simulated run: the real memory engine, with the checker looking on at every write."""
 
-    def __init__(self, world: World, checker: Checker, *, has_clock: bool) -> None:
+    def __init__(self, world: World, checker: Checker, *, has_clock: bool, deadline_s: float) -> None:
         # The store's own clock, an hour off from the clocks of all processes.
         clock = SimulatedClock(world, 3600.0, 1.0) if has_clock else None
         self.engine = MemoryStore("memory://simulated", clock)  # type: ignore[arg-type]
         self._world = world
         self._checker = checker
-        self._border = BorderCheck(world, checker, self.engine)
+        self._border = BorderCheck(world, checker, self.engine, deadline_s)
         self._hidden: dict[str, float] = {}
         # A payload that is to rot as soon as a decision lists it.
         self._doomed: str | None = None

@@ -72,7 +72,9 @@ class Simulation:
             mode=scenario.settings[0].mode,
             retention=retention,
         )
-        self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
+        self.bucket = Bucket(
+            self.world, self.checker, has_clock=scenario.store_has_clock, deadline_s=scenario.terms.deadline_s
+        )
         self.checker.watch(self.bucket.engine)
         engine = self.bucket.engine
         self.mirror = MirrorCheck(self.world, self.checker, engine, scenario) if scenario.run.mirrors else None

@@ -89,6 +89,13 @@ def test_first_record_that_differs_is_named(
         assert pair.copy.store.uri in comparison.text
 
 
+def test_copies_that_lack_the_same_record_are_not_equal(pair: Pair) -> None:
+    for log in (pair.run, pair.copy):
+        log.store.delete(keys.commit(LAST - 2))
+    comparison = pair.compare()
+    assert (comparison.ok, comparison.relation, comparison.key) == (False, "damaged", keys.commit(LAST - 2))
+
+
 def test_record_that_cannot_be_read_is_where_logs_part(pair: Pair) -> None:
     contribute_otherwise(pair.copy, LAST)
     pair.run.store.replace(keys.decision(LAST, 0), b"{}")

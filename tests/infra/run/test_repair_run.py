@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.runs import skerry
 from tests.kit.managers import train_saved_run
-from tests.kit.stores import HookedStore, damage
+from tests.kit.stores import HookedStore, damage, flip
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.run.repair_run import known_copies, repair
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest, digest_of
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store.directory import DirectoryStore
@@ -196,6 +197,55 @@ def test_refusal_of_the_store_is_reported_and_others_are_mended(places: Places) 
     assert [item.key for item in done.mended] == [keys.decision(LAST, 0)]
     assert done.problems == (f"{keys.commit(1)}: the store refuses to replace it: denied by the bucket's policy",)
     assert not done.ok
+
+
+def test_store_that_damages_what_it_gets_is_not_called_mended(places: Places) -> None:
+    class Rotten(MemoryStore):
+        def create(self, key: str, data: bytes) -> bool:
+            return super().create(key, flip(data, 300) if key in lost else data)
+
+    store, lost = Rotten(), set[str]()
+    for key, data in objects(places.run).items():
+        store.create(key, data)
+    lost.add(key_of(store, f"{keys.PAYLOADS}{LAST:08d}/a/"))
+    for key in lost:
+        store.delete(key)
+    done = repair(store, [places.mirror], lambda: examine_store(store))
+    assert (done.ok, done.mended, len(done.problems)) == (False, (), 1)
+
+
+def test_damage_that_remains_after_a_mended_part_is_reported(places: Places) -> None:
+    key = keys.checkpoint_manifest(LAST)
+    for store in (places.run, places.mirror):
+        manifest = CheckpointManifest.parse(store.read(key) or b"", key)
+        store.replace(key, manifest.model_copy(update={"index": "0" * 32}).sealed().to_bytes())
+    damage(places.run, key_of(places.run, f"{keys.CHECKPOINTS}{LAST:08d}/"), 300)
+    done = repair(places.run, [places.mirror], lambda: examine_store(places.run, lambda *_: None))
+    assert len(done.mended) == 1
+    assert not done.ok
+
+
+def test_payload_that_is_deleted_while_the_log_is_read_is_not_put_back(places: Places) -> None:
+    def collect(verb: str, key: str) -> None:
+        if (verb, key) == ("list", keys.PAYLOADS):
+            store.hook = lambda *_: None
+            commit = digest_of(store.read(keys.commit(LAST)) or b"")
+            newest = {"round": LAST + 1, "commit": commit}
+            for part in manifest.parts:
+                data = store.read(keys.checkpoint_part(LAST, part.digest)) or b""
+                store.create(keys.checkpoint_part(LAST + 1, part.digest), data)
+            sealed = manifest.model_copy(update=newest).sealed()
+            store.create(keys.checkpoint_manifest(LAST + 1), sealed.to_bytes())
+            for entry in store.list(f"{keys.PAYLOADS}{LAST:08d}/"):
+                store.delete(entry.key)
+
+    store = HookedStore(lambda *_: None)
+    for key, data in objects(places.run).items():
+        store.create(key, data)
+    key = keys.checkpoint_manifest(LAST)
+    manifest = CheckpointManifest.parse(store.read(key) or b"", key)
+    store.hook = collect
+    assert repair(store, [places.mirror], lambda: examine_store(store)).mended == ()
 
 
 def test_copies_are_known_from_the_run_and_its_marks(places: Places) -> None:

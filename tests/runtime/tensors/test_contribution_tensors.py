@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors import contribution_tensors
 from skerry.runtime.tensors.contribution_tensors import TensorBatch
 
 WHOLE = torch.zeros(6, 10)
@@ -22,6 +23,7 @@ WHOLE = torch.zeros(6, 10)
         WHOLE.view(-1)[59:],
         WHOLE.view(torch.int32)[:1],
         torch.as_strided(WHOLE, (3,), (10,), 5),
+        torch.from_numpy(WHOLE.numpy()[3:]),
     ],
 )
 def test_tensors_that_share_memory_are_refused_at_the_call(other: torch.Tensor) -> None:
@@ -31,6 +33,13 @@ def test_tensors_that_share_memory_are_refused_at_the_call(other: torch.Tensor) 
     with pytest.raises(Invalid, match=re.escape("share memory: tensor='view' other='whole'")):
         batch.add(other, "sum", name="view")
     assert [spec.name for spec in batch.index().tensors] == ["00000", "whole"]
+
+
+def test_views_in_a_row_are_not_compared_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, flat = TensorBatch("none", 2), torch.zeros(400)
+    monkeypatch.setattr(contribution_tensors._Memory, "overlaps", lambda *_: pytest.fail("compared"))
+    for view in reversed(flat.split(2)):
+        batch.add(view, "avg")
 
 
 def test_separate_views_of_one_storage_travel_together() -> None:

@@ -58,7 +58,8 @@ class Fleet:
             for slot, row, weight in zip(self.slots, self.rows, given, strict=True)
         ]
 
-    def scatter(self, mine: str | None, *, patient: bool = True) -> Scatter:
+    def scatter(self, mine: str | None, *, patient: bool = True, **elsewhere: object) -> Scatter:
+        """elsewhere: `at_work` and `limit_s`, for a replica in another region than the makers."""
         return Scatter(
             round=0,
             exchange=0,
@@ -68,17 +69,18 @@ class Fleet:
             makers=self.makers or self.slots,
             mine=mine,
             patient=patient,
+            **elsewhere,  # type: ignore[arg-type]
         )
 
     def reduce(
-        self, mine: str | None, *, patient: bool = True, clock: Clock | None = None
+        self, mine: str | None, *, patient: bool = True, clock: Clock | None = None, **elsewhere: object
     ) -> tuple[list[torch.Tensor], AverageResult]:
         """The outputs and cost of a replica of this slot, over the tensors that it has contributed."""
         row = self.rows[self.slots.index(mine)] if mine is not None else self.rows[0]
         own = [tensor.clone() for tensor in row]
         encoded = encode(own, self.index) if mine is not None else None
         sources = [replace(source, local=encoded if source.slot == mine else None) for source in self.sources]
-        scatter = self.scatter(mine, patient=patient)
+        scatter = self.scatter(mine, patient=patient, **elsewhere)
         with closing(Workspace()) as workspace:
             cost = reduce_scatter(
                 self.store, scatter, sources, self.index, own, workspace=workspace, clock=clock or SystemClock()
@@ -169,6 +171,23 @@ def test_members_elsewhere_read_nothing_but_the_average() -> None:
     assert not units(fleet, "r-1")
     for slot in ("r-1", "r-3"):
         assert results[slot][1].downloaded_bytes < 1.05 * whole
+
+
+def test_member_elsewhere_reads_units_that_another_maker_took_over() -> None:
+    fleet, clock = Fleet(large(), 3), FakeClock()
+    fleet.makers = ["r-0", "r-1"]
+    fleet.reduce("r-0", clock=FakeClock())  # and then makes the units of r-1, which makes none
+    began = clock.now()
+    _, cost = fleet.reduce("r-2", clock=clock, at_work=lambda _: True, limit_s=300.0)
+    assert clock.now() - began < 5.0
+    assert cost.digest == fleet.all_gather()[1].digest
+
+
+def test_member_elsewhere_waits_for_makers_at_work_up_to_its_limit() -> None:
+    fleet, clock = Fleet(large(), 3), FakeClock()
+    fleet.makers, began = ["r-0"], clock.now()
+    fleet.reduce("r-2", clock=clock, at_work=lambda _: True, limit_s=20.0)
+    assert 20.0 <= clock.now() - began < 25.0
 
 
 def test_units_of_dead_makers_are_made_by_any_member() -> None:

@@ -6,14 +6,14 @@ starts of replicas, manifests) is never written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.errors import in_short
 from skerry.infra.observe.doctor.named_objects import bad_objects, parts_of, tensor_objects
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import valid_records
-from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.records import CheckpointManifest
@@ -70,25 +70,23 @@ def repair(store: Store, places: Sequence[Store], examine: Callable[[], Examinat
         pass
     examination = examine()
     damaged = {finding.key for finding in examination.findings if finding.kind.startswith("damaged")}
-    if damaged:
-        pass_.mend_all(wanted for wanted in _tensors(store) if wanted.key in damaged)
-    mended = {item.key for item in pass_.mended}
-    left = tuple(
-        finding
-        for finding in examination.findings
-        if not (finding.key in mended and finding.kind.startswith("damaged"))
+    if damaged and pass_.mend_all(wanted for wanted in _tensors(store) if wanted.key in damaged):
+        examination = examine()
+    return Repair(
+        ok=examination.ok and not pass_.refused,
+        mended=tuple(pass_.mended),
+        problems=tuple(pass_.problems),
+        log=examination,
     )
-    ok = all(finding.severity != "error" for finding in left)
-    log = replace(examination, findings=left, ok=ok)
-    return Repair(ok=ok, mended=tuple(pass_.mended), problems=tuple(pass_.problems), log=log)
 
 
 class _Repairing:
-    """One repair. Each object is tried once."""
+    """One repair. Each object is tried once. refused: the store did not take a copy, or did not keep it."""
 
     def __init__(self, store: Store, copies: Copies) -> None:
         self.mended: list[Mended] = []
         self.problems: list[str] = []
+        self.refused = False
         self._store, self._copies = store, copies
         self._tried: set[NamedObject] = set()
 
@@ -102,8 +100,10 @@ class _Repairing:
             try:
                 done = mend(self._store, item, self._copies, overwrites=True)
             except Unauthorized as error:
+                self.refused = True
                 self.problems.append(f"{item.key}: the store refuses to replace it: {in_short(error)}")
             except SkerryError as error:
+                self.refused = self.refused or isinstance(error, Conflict)
                 self.problems.append(str(error))
             else:
                 self.mended += [] if done is None else [done]
@@ -118,11 +118,21 @@ def _run(store: Store) -> Run | None:
         return None
 
 
-def _bad_now(store: Store, *, without_payloads: bool) -> Iterator[NamedObject]:
+def _bad_now(store: Store, *, without_payloads: bool) -> list[NamedObject]:
+    """The objects that are bad in two readings, because in the first a payload may be deleted meanwhile."""
+    if not (bad := _bad_in_log(store, without_payloads=without_payloads)):
+        return []
+    again = set(_bad_in_log(store, without_payloads=without_payloads))
+    return [wanted for wanted in bad if wanted in again]
+
+
+def _bad_in_log(store: Store, *, without_payloads: bool) -> list[NamedObject]:
     stored = read_log(store)
-    for wanted in bad_objects(stored, valid_records(stored)):
-        if not (without_payloads and wanted.key.startswith(keys.PAYLOADS) and wanted.key not in stored.payloads):
-            yield wanted
+    return [
+        wanted
+        for wanted in bad_objects(stored, valid_records(stored))
+        if not (without_payloads and wanted.key.startswith(keys.PAYLOADS) and wanted.key not in stored.payloads)
+    ]
 
 
 def _tensors(store: Store) -> Iterator[NamedObject]:

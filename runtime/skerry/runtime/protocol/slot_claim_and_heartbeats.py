@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.runtime.contract import check_slot
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import check_lives_here
@@ -367,12 +367,20 @@ class WorkMonitor:
         self._every_s = every_s
         self._due = clock.now()
 
+    @property
+    def patience_s(self) -> float:
+        """The longest wait of an exchange for them: half of its deadline, so that their work can be done here then."""
+        return self._policy.deadline_s / 2
+
     def any_at_work(self, slots: Collection[str], round_number: int) -> bool:
-        """Return whether one of these slots is live and has not left the round behind. Raises what the store raises."""
+        """Return whether one of these slots is live and has not left the round behind, or the store is away."""
         known = self._monitor.heartbeats
         if self._clock.now() >= self._due:
             self._due = self._clock.now() + self._every_s
-            known = self._monitor.refresh(unless=known.keys() - set(slots))
+            try:
+                known = self._monitor.refresh(unless=known.keys() - set(slots))
+            except Retryable:  # nothing is known of them now
+                return True
         now, steady_since = self._clock.now(), self._presence.steady_since
         return any(
             known[slot].heartbeat.round <= round_number and is_live(self._policy, known[slot], steady_since, now)

@@ -7,6 +7,7 @@ codec are copied whole, because what is left of earlier ones is in host memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,7 +65,7 @@ class TensorBatch:
         self._codec: Codec = codec
         self._layout: Layout = layout
         self._items: list[_Item] = []
-        self._memory: defaultdict[tuple[torch.device, int], list[_Memory]] = defaultdict(list)
+        self._memory: defaultdict[torch.device, _Memories] = defaultdict(_Memories)
 
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None, quantize: bool = False) -> None:
         """Add `tensor`. It must not change until `land` has written the result to it.
@@ -126,13 +127,11 @@ class TensorBatch:
     def _check_memory(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.layout != torch.strided or not tensor.numel():
             return
-        mine, earlier = _Memory(name, tensor), self._memory[tensor.device, tensor.untyped_storage().data_ptr()]
-        if other := next((other for other in earlier if mine.overlaps(other)), None):
+        if (other := self._memory[tensor.device].add(_Memory(name, tensor))) is not None:
             raise Invalid(
                 f"two tensors of one exchange share memory: tensor={name!r} other={other.name!r}; "
                 "pass a copy of one of them, tensor.clone(), or both as one tensor"
             )
-        earlier.append(mine)
 
     def _codec_if(self, *, quantizes: bool) -> Codec:
         return QUANTIZED if quantizes and self._codec not in BLOCKS else self._codec
@@ -174,6 +173,9 @@ class _Memory:
             "strides": strides,
         }
         self._elements: npt.NDArray[np.void] = np.asarray(self)
+        self.begin = tensor.data_ptr()
+        reach = (stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True))
+        self.end = self.begin + sum(reach) + tensor.itemsize
 
     def overlaps(self, other: _Memory) -> bool:
         """Return whether an element is in both. False for views that are too intricate to compare."""
@@ -185,6 +187,31 @@ class _Memory:
             )
         except np.exceptions.TooHardError:
             return False
+
+
+class _Memories:
+    """The memory of the tensors of one device, in the order of its addresses."""
+
+    def __init__(self) -> None:
+        self._known: list[_Memory] = []
+        self._longest = 0
+
+    def add(self, mine: _Memory) -> _Memory | None:
+        """Add it, unless it overlaps an earlier one, which is returned."""
+        place = bisect_left(self._known, mine.end, key=_begin)
+        for number in range(place - 1, -1, -1):
+            other = self._known[number]
+            if other.begin + self._longest <= mine.begin:
+                break
+            if other.end > mine.begin and mine.overlaps(other):
+                return other
+        self._known.insert(bisect_left(self._known, mine.begin, key=_begin), mine)
+        self._longest = max(self._longest, mine.end - mine.begin)
+        return None
+
+
+def _begin(memory: _Memory) -> int:
+    return memory.begin
 
 
 @lru_cache(maxsize=64)

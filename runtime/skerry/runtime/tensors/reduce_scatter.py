@@ -53,7 +53,8 @@ class Scatter:
 
     makers: those that make the units. mine: None if this replica is no member. patient: the members are at work now; a
     round of the past is made of what there is. at_work: for a replica in another region than the makers; returns
-    whether one of these slots is alive and still in this round. None if all inputs are equally near.
+    whether one of these slots is alive and still in this round. None if all inputs are equally near. limit_s: it waits
+    for makers that are at work no longer than this.
     """
 
     round: int
@@ -65,6 +66,7 @@ class Scatter:
     mine: str | None
     patient: bool
     at_work: Callable[[Collection[str]], bool] | None = None
+    limit_s: float = MAX_PATIENCE_S
 
     def owner(self, unit: int) -> str:
         """The member that makes a unit."""
@@ -159,7 +161,6 @@ class _Work:
             waited = self._clock.now() - since
             late = late or waited >= patience
             if (late or not scatter.patient) and self._waits_for_makers():
-                late = False
                 self._clock.pause(max(pause_s, min(profile.poll_cap, waited / 8)))
                 continue
             taken = [unit for unit in self._missing if scatter.second(unit) == mine] if late else []
@@ -186,7 +187,7 @@ class _Work:
         if self._scatter.at_work is None:
             return False
         longest_s = max(FAR_BEHIND * self._longest_s, 15 * self._store.profile.poll_cap)
-        limit_s = min(MAX_PATIENCE_S, longest_s) if self._longest_s else MAX_PATIENCE_S
+        limit_s = min(self._scatter.limit_s, longest_s if self._longest_s else MAX_PATIENCE_S)
         is_behind = self._clock.now() - self._made_at >= limit_s
         return not is_behind and self._scatter.at_work({self._scatter.owner(unit) for unit in self._missing})
 

@@ -396,4 +396,5 @@ def _scatter(ruling: _Ruling, rank: int, slot: str, others: WorkMonitor, *, pati
         mine=slot if slot in members else None,
         patient=patient,
         at_work=partial(others.any_at_work, round_number=decision.round) if is_elsewhere else None,
+        limit_s=others.patience_s,
     )

@@ -99,7 +99,12 @@ def _fork_round(a: Run, b: Run) -> int | None:
 
 def _compare_copies(a: _Log, b: _Log) -> LogComparison:
     common = min(a.closed, b.closed)
-    same = run_parallel(a.store, common, lambda number: _commit(a, number) == _commit(b, number), small=True)
+
+    def is_same(number: int) -> bool:
+        data = _commit(a, number)
+        return data is not None and data == _commit(b, number)
+
+    same = run_parallel(a.store, common, is_same, small=True)
     if all(same):
         if a.closed == b.closed:
             return _comparison(a, b, common, "equal", f"both are of one run and have the same {common} rounds")
@@ -147,7 +152,7 @@ def _compare_fork(a: _Log, b: _Log, fork: int) -> LogComparison:
         text = f"round {number} should be the same, because it is older than the restore: {difference.key}"
         return _comparison(a, b, number, "parted", f"{text} {difference.why}", number, difference.key)
     names = {log.run.nonce: log for log in (a, b)}
-    child = a if a.run.parent is not None else b
+    child = a if a.run.parent is not None and a.run.parent.run in names else b
     parent = None if child.run.parent is None else names.get(child.run.parent.run)
     if parent is None:
         text = f"both were restored from one run, and have its first {shared} rounds; both go on: end one of them"
