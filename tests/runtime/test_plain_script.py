@@ -92,7 +92,7 @@ def test_torchft_script_takes_its_slot_from_the_contract_and_logs(tmp_path: Path
 def test_run_that_ends_before_the_loop_of_a_torchft_script_is_no_failure(tmp_path: Path) -> None:
     output, log = run_torchft_script(tmp_path, "100", "catch_up", fresh=True)
     assert output == "", "the process ended in the loop, with exit code 0"
-    assert log.endswith("all 3 rounds of run test are closed\n")
+    assert log.count("\nall 3 rounds of run test are closed\n") == 1  # a save may end after it
     assert "Traceback" not in log
     assert last_heartbeat(open_store((tmp_path / "run").as_uri())).phase == "finished"
 
