@@ -177,22 +177,28 @@ def essence(page: str) -> list[str]:
 
 
 def picture(recording: Recording) -> str:
-    """The frames as one SVG that moves: each frame is shown for its time; equal lines are stored once."""
+    """The frames as one SVG that moves: each frame is shown for its time; equal lines are stored once.
+
+    The last frame is shown before the first, and where nothing moves: in print, and in viewers without animation.
+    """
     width, height = round(COLUMNS * CHARACTER + 20), ROWS * LINE + 20
-    length = recording.now + 2 * PAUSE_S
+    length = PAUSE_S + recording.now + 2 * PAUSE_S
     numbers: dict[Line, int] = {}
     groups = list[str]()
-    ends = [at for at, _ in recording.frames[1:]] + [length]
-    for (start, lines), end in zip(recording.frames, ends, strict=True):
+    starts = [PAUSE_S, *(PAUSE_S + at for at, _ in recording.frames[1:])]
+    for start, end, (_, lines) in zip(starts, [*starts[1:], length], recording.frames, strict=True):
         uses = [
             f'<use href="#r{numbers.setdefault(line, len(numbers))}" y="{row * LINE}"/>'
             for row, line in enumerate(lines)
             if line
         ]
-        times = f"0;{start / length:.4f};{end / length:.4f}"
-        shown = f'<animate attributeName="visibility" values="hidden;visible;hidden" keyTimes="{times}"'
+        at_rest, values, times = "hidden", "hidden;visible;hidden", (start, end)
+        if end == length:
+            at_rest, values, times = "visible", "visible;hidden;visible", (PAUSE_S, start)
+        shown = f'<animate attributeName="visibility" values="{values}"'
+        shown += f' keyTimes="0;{times[0] / length:.4f};{times[1] / length:.4f}"'
         motion = f'{shown} calcMode="discrete" dur="{length:.1f}s" repeatCount="indefinite"/>'
-        groups.append(f'<g visibility="hidden">{motion}{"".join(uses)}</g>')
+        groups.append(f'<g visibility="{at_rest}">{motion}{"".join(uses)}</g>')
     rows = [f'<text id="r{number}" x="10" y="24">{_spans(line)}</text>' for line, number in numbers.items()]
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',

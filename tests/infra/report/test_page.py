@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 from tests.infra.report.histories import SmallRun, eventful
 
 from skerry.infra.observe.doctor.findings import finding
+from skerry.infra.report.facts import Curve, Point
+from skerry.infra.report.loss_charts import metric_chart
 from skerry.infra.report.page import page
 from skerry.infra.report.plot import escaped, ticks
 from skerry.infra.report.raster import png_uri
@@ -170,6 +172,22 @@ def test_page_of_a_run_without_rounds_has_its_settings() -> None:
 def test_value_outside_of_the_axis_is_named() -> None:
     text = page(SmallRun(losses={0: 98_765.0}).facts())
     assert "\u2191 9.88e+04 in round 0" in text
+
+
+def test_scale_of_a_small_chart_has_two_numbers_and_what_is_above() -> None:
+    points = [
+        Point(round=n, mean=9.0 if n < 2 else 0.33 + 0.0026 * n, lowest=0.3, highest=9.0, replicas=4) for n in range(40)
+    ]
+    chart = metric_chart(Curve(name="norm", points=tuple(points), by_replica={}), 39)
+    assert len(re.findall('<span class="y"', chart)) >= 2
+    assert "\u2191 9.000 in round 0, 2 rounds are above" in chart
+
+
+def test_findings_are_counted_and_commands_in_them_are_code() -> None:
+    findings = tuple(finding("missing-in-rounds", "key", "killed by `up`", severity="warning") for _ in range(2))
+    text = page(SmallRun().facts(findings=findings))
+    assert "<p>2 warnings</p>" in text
+    assert "killed by <code>up</code>" in text
 
 
 def test_table_marks_unknown_prices_never_as_free() -> None:

@@ -94,7 +94,8 @@ def losses_in_order(facts: ReportFacts) -> list[tuple[str, Sequence[tuple[int, f
 def metric_chart(curve: Curve, last_round: int) -> str:
     """A metric of the script over rounds: mean of the replicas, and the range between them."""
     points = curve.points
-    plot = Plot((0.0, float(max(1, last_round))), robust_range([point.mean for point in points]), 120)
+    y = robust_range([point.mean for point in points])
+    plot = Plot((0.0, float(max(1, last_round))), y, 120)
     plot.axes(_round_label, whole=True)
     x_of = {point.round: float(point.round) for point in points}
     _band(plot, points, x_of)
@@ -102,7 +103,8 @@ def metric_chart(curve: Curve, last_round: int) -> str:
     plot.line(values, "line mean")
     if len(points) <= _TIPS // 2:
         plot.dots(values)
-    _tips(plot, points, x_of, robust_range([point.mean for point in points]))
+    _outside(plot, points, x_of, y[1])
+    _tips(plot, points, x_of, y)
     return plot.html()
 
 

@@ -14,7 +14,7 @@ from skerry.infra.cost.prices import rounded
 from skerry.infra.number_text import count_text, duration, short_number, size_text
 from skerry.infra.report.loss_charts import COLOURS, has_lines, heat_map, loss_charts, losses_in_order, metric_chart
 from skerry.infra.report.loss_charts import overlaid as overlaid_metric
-from skerry.infra.report.plot import escaped
+from skerry.infra.report.plot import escaped, sentence
 from skerry.infra.report.round_charts import (
     MARKS,
     PARTS,
@@ -80,7 +80,7 @@ def _head(facts: ReportFacts) -> Iterator[str]:
 def _answer(answer: Answer, anchor: str) -> Iterator[str]:
     yield f'<div class="answer"><h2><a href="#{anchor}">{escaped(answer.question)}</a></h2>'
     yield f'<strong class="{answer.level}">{escaped(answer.short)}</strong>'
-    yield from (f"<p>{escaped(sentence, 600)}</p>" for sentence in answer.sentences)
+    yield from (f"<p>{sentence(text, 600)}</p>" for text in answer.sentences)
     yield "</div>"
 
 
@@ -251,7 +251,8 @@ def _findings(facts: ReportFacts) -> Iterator[str]:
         return
     shown = first_of_each_kind(facts.findings)
     counts = Counter(finding.severity for finding in facts.findings)
-    yield f"<p>{', '.join(f'{count:,} {severity}' for severity, count in counts.items())}</p>"
+    many = {severity: "s" if count > 1 and severity != "info" else "" for severity, count in counts.items()}
+    yield f"<p>{', '.join(f'{count:,} {severity}{many[severity]}' for severity, count in counts.items())}</p>"
     rows = [
         (
             finding.severity,

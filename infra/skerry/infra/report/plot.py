@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ def escaped(text: object, limit: int = 300) -> str:
     """A text as HTML, shortened; control characters, which a bucket may hold, are replaced."""
     words = "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(str(text).split()))
     return html.escape(words if len(words) <= limit else f"{words[:limit]}...", quote=True)
+
+
+def sentence(text: str, limit: int = 500) -> str:
+    """A sentence as HTML, as `escaped` does it, with what is between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escaped(text, limit))
 
 
 def ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> list[float]:
@@ -57,9 +63,15 @@ class Plot:
         for at in ticks(*self._x, whole=whole):
             self._shapes.append(f'<path class="grid" d="M{self._px(at):.1f} 0V{self._height:g}"/>')
             self._label("x", x_label(at), left=self._px(at) / _WIDTH)
-        for at in ticks(*self._y, about=max(2, round(self._height / 50))) if y_ticks else ():
+        for at in self._y_ticks() if y_ticks else ():
             self._shapes.append(f'<path class="grid" d="M0 {self._py(at):.1f}H{_WIDTH:g}"/>')
             self._label("y", number_label(at), top=self._py(at) / self._height)
+
+    def _y_ticks(self) -> list[float]:
+        """Two at least: with one number an axis has no scale."""
+        about = max(2, round(self._height / 50))
+        few = ticks(*self._y, about=about)
+        return few if len(few) > 1 else ticks(*self._y, about=4 * about)
 
     def row_labels(self, names: Sequence[str], row_height: float) -> None:
         """A name beside each row, the first at the top; of low rows every second, third and so on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.report.plot import escaped
+from skerry.infra.report.plot import escaped, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,4 +32,4 @@ def _cells(row: Sequence[str], style: dict[int, str]) -> str:
 
 def _level(text: str) -> str:
     level = _LEVELS.get(text)
-    return escaped(text, 500) if level is None else f'<span class="{level}">{escaped(text)}</span>'
+    return sentence(text) if level is None else f'<span class="{level}">{escaped(text)}</span>'
