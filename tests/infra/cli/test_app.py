@@ -12,6 +12,7 @@ import pytest
 from tests.infra.runs import STANDIN, skerry, write_spec
 from tests.kit.protocol import heartbeat
 from tests.support.clocks import FakeClock
+from tests.support.s3server import S3Server
 
 from skerry.infra import targets
 from skerry.infra.cli import app
@@ -131,6 +132,31 @@ def test_bad_spec_is_refused_with_every_problem(tmp_path: Path, command: str) ->
         "8:12: replicas[1].name: 'a' is already the name of replicas[0]; write another, e.g. name: a-1",
     ]
     assert json.loads(last) == {"ok": False, "problems": lines}
+    assert tree(tmp_path) == ["skerry.yaml"]
+
+
+REMOTE = """\
+run: tiny
+store: s3://acme/runs
+image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu
+code: {{path: {code}, command: [python, train.py]}}
+outer: {{rounds: 3}}
+replicas: [{groups}]
+"""
+HERE = "{name: a, count: 1, target: {kind: local}}"
+THERE = "{name: b, count: 1, target: {kind: aws_batch, region: us-east-1, instance_types: [g5.xlarge], gpus: 1}}"
+
+
+@pytest.mark.parametrize("groups", ["", HERE, THERE, f"{HERE}, {THERE}"])
+def test_validate_asks_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str) -> None:
+    path = tmp_path / "skerry.yaml"
+    path.write_text(REMOTE.format(code=STANDIN, groups=groups))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    with S3Server() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        assert "replica" in skerry("validate", path).output
+        assert server.requests == {}
     assert tree(tmp_path) == ["skerry.yaml"]
 
 

@@ -20,6 +20,9 @@ def test_plan_is_deterministic_and_writes_nothing(spec: str, skerry_sandbox: San
     first = skerry("plan", spec, "--json").stdout
     assert skerry("plan", spec, "--json").stdout == first
     assert json.loads(first)["summary"]["create"] > 10
+    every_setting = skerry("plan", spec, "-v").output
+    assert '"resources": ["(arn of aws_bucket.store)"]' in every_setting
+    assert "${" not in every_setting
     assert skerry_sandbox.calls.writes == []
     assert skerry_sandbox.inventory() == {}
 
@@ -105,7 +108,10 @@ def test_replicas_can_be_added_and_removed(spec: str, skerry_sandbox: Sandbox) -
 
 def test_plan_refuses_a_spec_that_contradicts_the_run(spec: str) -> None:
     skerry("apply", spec, "--auto-approve")
-    assert "lr: 0.7 -> 0.1" in skerry("plan", spec, "--set", "outer.lr=0.1", code=1).output
+    for option in ("-v", "--refresh-only"):
+        output = skerry("plan", spec, "--set", "outer.lr=0.1", option, code=1).output
+        assert "problem: run 'tiny' was started from another spec" in output
+        assert "lr: 0.7 -> 0.1" in output
 
 
 def test_apply_restarts_cancelled_jobs(spec: str, skerry_sandbox: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -117,3 +118,14 @@ def test_drift_is_shown_and_reverted_unless_the_account_may_require_it(
     skerry("apply", spec, "--auto-approve")
     assert read(skerry_sandbox) == after
     skerry("plan", spec, "--detailed-exitcode")
+
+
+def test_changed_trust_is_shown_whole(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    iam, role = skerry_sandbox.client("iam"), execution_role(skerry_sandbox)
+    trust = iam.get_role(RoleName=role)["Role"]["AssumeRolePolicyDocument"]
+    others = [f"arn:aws:iam::{number:012}:root" for number in range(1, 20)]
+    trust["Statement"].append({"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": others}})
+    iam.update_assume_role_policy(RoleName=role, PolicyDocument=json.dumps(trust))
+    (line,) = [line for line in skerry("plan", spec).output.splitlines() if line.strip().startswith("trust: ")]
+    assert [other for other in others if other not in line] == []

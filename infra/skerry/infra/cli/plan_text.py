@@ -57,6 +57,7 @@ _DONE: Final = {
 }
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
+_REFERENCE: Final = re.compile(r"\$\{(\w+\.[\w-]+)\.(\w+)\}")
 
 
 def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -> Iterator[Text]:
@@ -212,8 +213,8 @@ def _difference(difference: Difference) -> list[str]:
 
 
 def _value(value: Json) -> str:
-    """The whole value: a reviewer must see all of a policy."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """The whole value: a reviewer must see all of a policy. A value that is not known yet: (arn of aws_role.b-0)."""
+    return _REFERENCE.sub(r"(\2 of \1)", value if isinstance(value, str) else json.dumps(value))
 
 
 def _alike(changes: Iterable[Change]) -> list[list[Change]]:
