@@ -8,15 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import Span
 from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, SWEEP_EVERY, TEMPORARY, DirectoryStore
+from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,6 +221,25 @@ def test_folder_without_write_permission_is_unauthorized(tmp_path: Path) -> None
     tmp_path.chmod(0o500)
     with pytest.raises(Unauthorized, match="denies access"):
         DirectoryStore(tmp_path / "run").create("a", b"1")
+
+
+def test_denial_that_passes_fails_no_write_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a file server that maps users again. Before the first success a denial is final."""
+    link, denials = os.link, [errno.EACCES] * 3
+
+    def deny_and_link(source: str, path: str) -> None:
+        if denials:
+            raise OSError(denials.pop(), "denied")
+        link(source, path)
+
+    store = Retrying(DirectoryStore(tmp_path), FakeClock(), stop=threading.Event())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", deny_and_link)
+        with pytest.raises(Unauthorized, match="the file system denies access: create key=a"):
+            store.create("a", b"1")
+        store.list("")
+        assert store.create("a", b"1")
+    assert denials == []
 
 
 def test_write_succeeds_although_temporary_files_cannot_be_listed(
