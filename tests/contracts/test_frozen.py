@@ -72,7 +72,7 @@ EVENTS = """
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
     "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm "
-    "work created init_from reduction store parent layout peers mirrors reduce_in"
+    "work created init_from reduction store parent layout peers mirrors reduce_in failover"
 )
 
 
@@ -100,6 +100,8 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"
     assert keys.spent("local-0") == "spent/local-0.json"
+    assert keys.vote(12, "local-0") == "failover/000012/votes/local-0.json"
+    assert keys.verdict(12) == "failover/000012/verdict.json"
     assert keys.state(12) == "state/00000012.json"
     assert keys.state_note(12, 3) == "state/00000012/000003.json"
 

@@ -33,6 +33,8 @@ RANKS = "SKERRY_RANKS"
 """The number of processes of one replica; unset: one per GPU."""
 MAX_HOURS = "SKERRY_MAX_HOURS"
 """The limit of the run in hours since run.json was written; then every replica stops. Unset: no limit."""
+FAILOVER = "SKERRY_FAILOVER"
+"""The mirror in which `skerry-replica run` looks if the run goes on elsewhere; unset: only its store says so."""
 GROUP = "SKERRY_GROUP"
 """The group of the spec to which a platform's own numbers (an array index) refer."""
 

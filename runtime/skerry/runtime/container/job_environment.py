@@ -69,6 +69,7 @@ class ReplicaSettings:
     code: digest of the packed code; None runs the code in the image. ranks: processes of this replica; None is one per
     GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning. secrets:
     their references, by the names of their variables. place: the machine, as its launcher describes it.
+    failover: the URI of the mirror that knows if the run goes on elsewhere.
     """
 
     run_uri: str
@@ -82,6 +83,7 @@ class ReplicaSettings:
     max_hours: float | None = None
     secrets: Mapping[str, str] = field(default_factory=dict[str, str])
     place: Place | None = None
+    failover: str | None = None
 
 
 def detect_job(environment: Mapping[str, str], ml: Path = ML) -> Job:
@@ -133,6 +135,7 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
             if name.startswith(contract.SECRET)
         },
         place=Place.of_text(variables.get(contract.PLACE)),
+        failover=variables.get(contract.FAILOVER),
     )
 
 

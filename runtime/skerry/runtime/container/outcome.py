@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from skerry.runtime.container.process_tree import ProcessResult
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import Place, Software
+    from skerry.runtime.store import Store
 
 # SageMaker shows this much of the file as FailureReason.
 _FAILURE_FILE_CHARACTERS: Final = 1024
@@ -74,6 +75,7 @@ def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision
     if result.leash_closed or result.killed:
         late = f"not done {STOP_BUDGET_S:g} s after a stop was requested; killed"
         reason = "the process that started this container has ended" if result.leash_closed else late
+        reason = "it was killed, because the run's store is away" if result.interrupted else reason
         return ExitDecision(code=ExitCode.RETRY, reason=reason)
     stopped = recorded is not None and recorded.status == "stopped"
     if result.exit_code in set(ExitCode):
@@ -108,7 +110,7 @@ class OutcomeRecorder:
     ) -> None:
         """Note the slot's newest incarnation before this start. The rest is of it. Raises what the store raises."""
         self._log = log
-        self._slot = slot
+        self.slot = slot
         self._clock = clock
         self._place = place
         self._software = software
@@ -119,7 +121,7 @@ class OutcomeRecorder:
         incarnation = self._incarnation()
         if incarnation is None:
             return None
-        key = keys.outcome(self._slot, incarnation)
+        key = keys.outcome(self.slot, incarnation)
         data = self._log.store.read(key)
         return None if data is None else Outcome.parse(data, key)
 
@@ -133,13 +135,13 @@ class OutcomeRecorder:
             if exit_decision.status in {"done", "stopped"}:
                 return False
             incarnation = self._claim()
-        key = keys.outcome(self._slot, incarnation)
+        key = keys.outcome(self.slot, incarnation)
         if self._log.store.read(key) is not None:
             return False
         heartbeat = self._last_heartbeat(incarnation)
         outcome = Outcome(
             run=self._log.run.nonce,
-            slot=self._slot,
+            slot=self.slot,
             incarnation=incarnation,
             status=exit_decision.status,
             exit_code=int(exit_decision.code),
@@ -154,14 +156,21 @@ class OutcomeRecorder:
         self._log.create(key, outcome)
         return True
 
-    def _newest(self) -> int:
-        listed = self._log.store.list(keys.members_prefix(self._slot))
+    def owns_slot(self, copy: Store | None = None) -> bool:
+        """True if this start's replica has claimed its slot. copy: a mirror of the run, which may know it, too.
+
+        Raises what the store raises.
+        """
+        return self._incarnation(copy) is not None
+
+    def _newest(self, copy: Store | None = None) -> int:
+        listed = (copy or self._log.store).list(keys.members_prefix(self.slot))
         return keys.incarnation_of(listed[-1].key) if listed else -1
 
-    def _incarnation(self) -> int | None:
-        for number in range(self._newest(), self._before, -1):
-            key = keys.member(self._slot, number)
-            data = self._log.store.read(key)
+    def _incarnation(self, copy: Store | None = None) -> int | None:
+        for number in range(self._newest(copy), self._before, -1):
+            key = keys.member(self.slot, number)
+            data = (copy or self._log.store).read(key)
             if data is not None and Member.parse(data, key).host == socket.gethostname():
                 return number
         return None
@@ -171,7 +180,7 @@ class OutcomeRecorder:
         while True:
             member = Member(
                 run=self._log.run.nonce,
-                slot=self._slot,
+                slot=self.slot,
                 incarnation=number,
                 nonce=self._clock.nonce(),
                 host=socket.gethostname(),
@@ -180,13 +189,13 @@ class OutcomeRecorder:
                 place=self._place,
                 software=self._software,
             )
-            if self._log.create(keys.member(self._slot, number), member).record.nonce == member.nonce:
+            if self._log.create(keys.member(self.slot, number), member).record.nonce == member.nonce:
                 return number
             number += 1
 
     def _last_heartbeat(self, incarnation: int) -> Heartbeat | None:
         with contextlib.suppress(SkerryError):
-            key = keys.heartbeat(self._slot)
+            key = keys.heartbeat(self.slot)
             data = self._log.store.read(key)
             if data is not None and (heartbeat := Heartbeat.parse(data, key)).incarnation == incarnation:
                 return heartbeat

@@ -41,7 +41,7 @@ class ProcessResult:
     """The way a command ended.
 
     stopped: a stop was requested. killed: it did not end in time after that. leash_closed: see `ProcessTree.leash`.
-    expired: it was stopped because its time limit was reached.
+    expired: it was stopped because its time limit was reached. interrupted: see `ProcessTree.interrupt`.
     """
 
     exit_code: int | None = None
@@ -50,6 +50,7 @@ class ProcessResult:
     killed: bool = False
     leash_closed: bool = False
     expired: bool = False
+    interrupted: bool = False
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -82,6 +83,7 @@ class ProcessTree:
         self._leash_closed = False
         self._deadline: float | None = None
         self._expired = False
+        self._interrupted = False
         self._group: int | None = None
         # Before any other thread starts: each inherits this mask, so that only this thread receives the signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -104,6 +106,11 @@ class ProcessTree:
             self._wake_main_thread()
 
         threading.Thread(target=watch, name="leash", daemon=True).start()
+
+    def interrupt(self) -> None:
+        """From any thread: kill the command and its descendants, so that another one can be run."""
+        self._interrupted = True
+        self._wake_main_thread()
 
     def prepare(self, work: Callable[[], T]) -> T | None:
         """Run `work` in a thread and return its result; None as soon as a stop is requested, without waiting for it."""
@@ -132,6 +139,7 @@ class ProcessTree:
         until: on the clock's own `now` scale; it is then stopped as by a signal. Raises NotStarted if there is no such
         program.
         """
+        self._interrupted = False
         child = _spawn(command, environment, folder)
         self._group = child
         self._deadline = until
@@ -139,7 +147,11 @@ class ProcessTree:
         while status is None or (self.stopping and _children()):
             for pid, ended in _reaped():
                 status = ended if pid == child else status
-            if self._leash_closed or (self._stop_at is not None and self._clock.now() >= self._stop_at):
+            if (
+                self._leash_closed
+                or self._interrupted
+                or (self._stop_at is not None and self._clock.now() >= self._stop_at)
+            ):
                 break
             self._check_deadline()
             if status is None or self.stopping:
@@ -154,6 +166,7 @@ class ProcessTree:
             killed=status is None,
             leash_closed=self._leash_closed,
             expired=self._expired,
+            interrupted=self._interrupted,
         )
 
     def _take_signal(self, seconds: float) -> None:

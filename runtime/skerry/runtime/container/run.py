@@ -4,7 +4,8 @@
 2. determine the slot: contract, hyperparameters, the platform's numbers; run.json
 3. fetch the code by its digest, and unpack it into a fresh folder; fetch the job's secrets
 4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets
-5. write the outcome record and SageMaker's failure file; return the exit code
+5. where the run has `failover`, go on in another store once this one is lost (`store_watch`)
+6. write the outcome record and SageMaker's failure file; return the exit code
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -33,7 +34,8 @@ from skerry.runtime.container.outcome import (
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 from skerry.runtime.container.secrets import fetch_secrets
-from skerry.runtime.contract import CODE, STOP_BUDGET_S, ExitCode
+from skerry.runtime.container.store_watch import StoreWatch, follow_verdict
+from skerry.runtime.contract import CODE, FAILOVER, STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.read_software import read_software
@@ -68,13 +70,17 @@ _MAX_LOGGED_WORD: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """Everything needed to start the command. left_s: of the run's time; None for no limit. secrets: by variable."""
+    """Everything needed to start the command. left_s: of the run's time; None for no limit. secrets: by variable.
+
+    watch: of the run's store, where the run has failover.
+    """
 
     contract: Contract
     recorder: OutcomeRecorder
     folder: Path
     left_s: float | None
     secrets: Mapping[str, str] = field(repr=False)
+    watch: StoreWatch | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,25 +112,87 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
         return _end(decide_exit_for_error(error), None, ml)
     _log(f"{job}; {_resources(environment)}")
     with tempfile.TemporaryDirectory(prefix="skerry-", ignore_cleanup_errors=True) as work:
-        recorder: OutcomeRecorder | None = None
         try:
-            prepared = tree.prepare(lambda: _prepare(settings, job, environment, Path(work), clock))
+            if settings.failover is not None:
+                mirror, uri = settings.failover, settings.run_uri
+                settings = _at(settings, tree.prepare(lambda: follow_verdict(mirror, uri, clock)))
+            attempt = _Attempt(settings, job, environment, tree, clock)
+            ended = attempt.run(Path(work))
+            while ended.watch is not None and not tree.stopping and ended.watch.is_lost(ended.decision):
+                _log(f"the run's store is away: {settings.run_uri}; {ended.decision.reason}")
+                settings = _at(settings, tree.prepare(ended.watch.await_store))
+                attempt = _Attempt(settings, job, environment, tree, clock)
+                ended = attempt.run(Path(tempfile.mkdtemp(dir=work)))
+        except (_StoppedError, SkerryError) as error:
+            stopped = isinstance(error, _StoppedError)
+            ended = _Ended(
+                decision=stopped_by_signal(" before it was started") if stopped else decide_exit_for_error(error)
+            )
+        return _end(ended.decision, ended.recorder, ml)
+
+
+class _StoppedError(Exception):
+    """A stop was requested while a store was asked."""
+
+
+def _at(settings: ReplicaSettings, uri: str | None) -> ReplicaSettings:
+    if uri is None:
+        raise _StoppedError
+    if uri != settings.run_uri:
+        _log(f"the run goes on at {uri}")
+    return replace(settings, run_uri=uri)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """The end of one attempt. watch: of a run with failover, whose store may be lost."""
+
+    decision: ExitDecision
+    recorder: OutcomeRecorder | None = None
+    watch: StoreWatch | None = None
+
+
+class _Attempt:
+    """The command, prepared and run at one URI."""
+
+    def __init__(
+        self, settings: ReplicaSettings, job: Job, environment: Mapping[str, str], tree: ProcessTree, clock: Clock
+    ) -> None:
+        self._settings, self._job, self._environment = settings, job, environment
+        self._tree, self._clock = tree, clock
+
+    def run(self, work: Path) -> _Ended:
+        """To its end. Raises _StoppedError if a stop is requested before it has begun."""
+        recorder: OutcomeRecorder | None = None
+        settings, tree, clock = self._settings, self._tree, self._clock
+        try:
+            prepared = tree.prepare(lambda: _prepare(settings, self._job, self._environment, work, clock))
             if prepared is None:
-                return _end(stopped_by_signal(" before it was started"), None, ml)
+                raise _StoppedError
             recorder = prepared.recorder
             if isinstance(prepared, _NotPrepared):
-                return _end(decide_exit_for_error(prepared.error), recorder, ml)
+                return _Ended(decision=decide_exit_for_error(prepared.error), recorder=recorder)
             if prepared.left_s is not None and prepared.left_s <= 0:
-                return _end(OUT_OF_TIME, recorder, ml)
-            command = command_of(settings, hardware.count_gpus(environment))
-            command_environment = _command_environment(environment, prepared, command.ranks)
+                return _Ended(decision=OUT_OF_TIME, recorder=recorder)
+            if (watch := prepared.watch) is not None:
+                uri = tree.prepare(watch.await_store)
+                if uri != settings.run_uri:
+                    self._settings = _at(settings, uri)
+                    return self.run(Path(tempfile.mkdtemp(dir=work)))
+                watch.start(tree.interrupt)
+            command = command_of(settings, hardware.count_gpus(self._environment))
+            command_environment = _command_environment(self._environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
             until = None if prepared.left_s is None else clock.now() + prepared.left_s
-            result = tree.run(command.words, command_environment, prepared.folder, until)
+            try:
+                result = tree.run(command.words, command_environment, prepared.folder, until)
+            finally:
+                if watch is not None:
+                    watch.stop()
         except (NotStarted, SkerryError) as error:
             failure = Invalid(str(error)) if isinstance(error, NotStarted) else error
-            return _end(decide_exit_for_error(failure), recorder, ml)
-        return _end(decide_exit(result, _recorded(recorder)), recorder, ml)
+            return _Ended(decision=decide_exit_for_error(failure), recorder=recorder)
+        return _Ended(decision=decide_exit(result, _recorded(recorder)), recorder=recorder, watch=watch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +246,8 @@ def _prepare(
         secrets = fetch_secrets_with_new_permissions(settings.secrets, environment, clock)
     except SkerryError as error:
         return _NotPrepared(recorder=recorder, error=error)
-    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s, secrets=secrets)
+    watch = None if run.failover is None else StoreWatch(run, run.failover, settings.run_uri, recorder, clock)
+    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s, secrets=secrets, watch=watch)
 
 
 def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:
@@ -227,7 +296,8 @@ def _command_environment(environment: Mapping[str, str], prepared: _Prepared, ra
     if ranks > 1:
         # torch 2.13 with gloo: a restarted torchrun group would otherwise find the addresses of its last start.
         defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return {**defaults, **environment, **prepared.contract.environment(), **prepared.secrets}
+    failover = {} if prepared.watch is None else {FAILOVER: prepared.watch.mirror_uri}
+    return {**defaults, **environment, **prepared.contract.environment(), **failover, **prepared.secrets}
 
 
 def _resources(environment: Mapping[str, str]) -> str:

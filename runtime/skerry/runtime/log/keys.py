@@ -28,6 +28,8 @@ of several keys, to list them. Does no I/O.
     artifacts/{slot}/{round}-{number}/{name}      create   a file that the script saved; a large one in several objects
     rollups/{first}-{last}.json.gz                create   what readers need of so many closed rounds, in one object
     spent/{slot}.json                             replace  in a mirror with a limit: bytes that the slot has copied
+    failover/{ballot}/votes/{slot}.json           create   in a mirror: a promise to add nothing to the store
+    failover/{ballot}/verdict.json                create   in a mirror: the run stays in its store, or goes on elsewhere
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
     state/{serial}.json                           create   what `apply` created for the run, and the lock holder
@@ -64,6 +66,8 @@ ARTIFACTS = "artifacts/"
 ROLL_UPS = "rollups/"
 SPENT = "spent/"
 """In a mirror."""
+FAILOVER = "failover/"
+"""In a mirror."""
 CODE = "code/"
 PROBE = "probe/"
 STATE = "state/"
@@ -80,6 +84,7 @@ MAX_NOTE = 999_999
 MAX_SAVE = 9_999
 MAX_PART = 99_999
 MAX_UNIT = 99_999
+MAX_BALLOT = 999_999
 
 _DIGEST = r"[0-9a-f]{32}"
 _PAYLOAD = rf"(?:{_DIGEST}|reduced/\d{{4}}-\d+-\d{{5}})"
@@ -140,6 +145,21 @@ def incarnation_of(key: str) -> int:
 def spent(slot: str) -> str:
     """Key of the bytes that a slot has copied to a mirror."""
     return f"{SPENT}{check_slot(slot)}.json"
+
+
+def votes_prefix(ballot: int) -> str:
+    """Prefix of the votes of a ballot, in a mirror."""
+    return f"{FAILOVER}{_within(ballot, MAX_BALLOT):06d}/votes/"
+
+
+def vote(ballot: int, slot: str) -> str:
+    """Key of a slot's vote in a ballot, in a mirror."""
+    return f"{votes_prefix(ballot)}{check_slot(slot)}.json"
+
+
+def verdict(ballot: int) -> str:
+    """Key of the verdict of a ballot, in a mirror."""
+    return f"{FAILOVER}{_within(ballot, MAX_BALLOT):06d}/verdict.json"
 
 
 def heartbeat(slot: str) -> str:

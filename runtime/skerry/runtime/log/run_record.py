@@ -115,6 +115,44 @@ class MirrorSettings(Record):
     usd_per_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
+class FailoverSettings(Record):
+    """A run goes on at `uri` by itself once a majority of its slots has not reached its store for `after_s`.
+
+    mirror: of the run's mirrors, the one through which they vote and from which the run goes on.
+    """
+
+    mirror: Uri
+    uri: Uri
+    after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Vote(Record):
+    """A slot does not reach the run's store, and adds nothing to it until the ballot has a verdict."""
+
+    run: Nonce
+    ballot: Count
+    slot: Name
+    created: str
+
+
+class Verdict(Record):
+    """The end of a ballot. Created once.
+
+    uri: of the run that goes on, from `round` closed rounds on, of which `commit` is the digest of the last in the
+    mirror, GENESIS for none; None: the run stays in its store, and all votes of the ballot are void. votes: the slots
+    of the majority. by: the slot that created it.
+    """
+
+    run: Nonce
+    ballot: Count
+    uri: Uri | None
+    round: Count
+    commit: Sha256
+    votes: tuple[Name, ...]
+    by: Name
+    created: str
+
+
 class Spent(Record):
     """The bytes of tensors that one slot has copied to a mirror, or was about to."""
 
@@ -134,7 +172,7 @@ class Run(Extended):
     was made by hand is recognized. parent: the run that this one continues. Both are absent from the bytes while None.
     layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB. peers, mirrors: copies of the run
     that its replicas keep; None, and absent, for none. reduce_in: members in this region make all reduced units, if
-    there are enough; None, and absent, for all members.
+    there are enough; None, and absent, for all members. failover: None, and absent, if an operator restores the run.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -167,7 +205,8 @@ class Run(Extended):
     peers: PeerCopies | None = None
     mirrors: Annotated[tuple[MirrorSettings, ...], Field(min_length=1, max_length=16)] | None = None
     reduce_in: Name | None = None
-    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors", "reduce_in")
+    failover: FailoverSettings | None = None
+    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors", "reduce_in", "failover")
 
     @model_validator(mode="after")
     def _mirrors_are_elsewhere(self) -> Self:
@@ -175,6 +214,21 @@ class Run(Extended):
         taken = [*uris, *([] if self.store is None else [self.store.rstrip("/") + "/"])]
         if any(a.startswith(b) for i, a in enumerate(taken) for j, b in enumerate(taken) if i != j):
             raise ValueError(f"mirrors need prefixes of their own, apart from the run's: {', '.join(uris)[:500]}")
+        return self
+
+    @model_validator(mode="after")
+    def _both_sides_cannot_go_on(self) -> Self:
+        """After a majority has left, the others must be too few to close a round. Mirrors must lose no closed round."""
+        if self.failover is None:
+            return self
+        if not any(mirror.uri == self.failover.mirror and mirror.each_round for mirror in self.mirrors or ()):
+            raise ValueError(f"failover needs a mirror of each round: {self.failover.mirror}")
+        others = len(self.slots) - majority(len(self.slots))
+        if self.min_replicas <= others:
+            raise ValueError(
+                f"failover needs min_replicas of at least {others + 1} with {len(self.slots)} replicas, or the "
+                f"{others} that a majority leaves could go on alone: min_replicas={self.min_replicas}"
+            )
         return self
 
     def is_over(self, closed: int, work: float) -> bool:
@@ -203,6 +257,11 @@ class Settings(Extended):
     created: str
     slots: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     ADDED = ("slots",)
+
+
+def majority(slots: int) -> int:
+    """The least number of so many slots of which two sets must have one in common."""
+    return slots // 2 + 1
 
 
 def slot_lists(run: Run, changes: Iterable[Settings]) -> list[tuple[str, ...]]:

@@ -87,6 +87,7 @@ class _Fork:
                 "parent": parent,
                 "store": target.uri,
                 "created": created,
+                "failover": None,
                 "mirrors": self._mirrors() if mirrors is None else tuple(mirrors) or None,
             }
         )

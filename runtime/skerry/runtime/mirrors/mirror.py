@@ -18,6 +18,7 @@ from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
 from skerry.runtime.log.recent_records import RecentRecords
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.log.run_record import Elsewhere, Run
+from skerry.runtime.mirrors.ballots import has_votes
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
 
@@ -300,7 +301,7 @@ class Mirror:
 
     def _delete_old(self) -> None:
         """Deletes what the newest checkpoints of the mirror do not need: older ones, manifests first, and payloads."""
-        if len(self._checkpoints) <= KEPT:
+        if len(self._checkpoints) <= KEPT or (self.run.failover is not None and has_votes(self._target)):
             return
         kept = sorted(self._checkpoints)[-KEPT:]
         old: list[str] = []

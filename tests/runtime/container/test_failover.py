@@ -1,0 +1,111 @@
+"""A bucket is deleted in mid-run: real replicas vote through the mirror, and go on in the run that they make of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.kit.managers import wait_for
+from tests.kit.protocol import run_record
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.log.read_rounds import find_closed
+from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
+from skerry.runtime.mirrors.ballots import read_verdict
+from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.replica import connect
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.container import ContainerStarts, Signpost
+
+    from skerry.runtime.log.run_record import Run
+
+SLOTS = ("r-0", "r-1")
+ROUNDS, LOST_AFTER = 6, 3
+# In the first store it stops for good after some rounds: only the end of its process leads on.
+SCRIPT = f"""
+import os, signal, torch
+from torchft.local_sgd import DiLoCo
+from skerry.runtime.replica import connect
+
+with connect() as replica:
+    model = torch.nn.Linear(8, 8)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.5, nesterov=True)
+    manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+    with DiLoCo(manager, [model], inner, outer, sync_every=2):
+        for step in replica.steps(inner):
+            if manager.current_step() == {LOST_AFTER} and os.environ["SKERRY_RUN"] == os.environ["HOME_RUN"]:
+                open(os.environ["REACHED"], "w").write("x")
+                signal.pause()
+            inner.zero_grad()
+            model(torch.full((4, 8), 1.0 + replica.index)).square().mean().backward()
+            inner.step()
+"""
+
+
+def failover_run(home: str, mirror: str, **changes: object) -> Run:
+    return run_record(
+        SystemClock(),
+        slots=SLOTS,
+        rounds=ROUNDS,
+        sync_every=2,
+        outer_momentum=0.5,
+        min_replicas=2,
+        store=home,
+        mirrors=(MirrorSettings(uri=mirror, each_round=True),),
+        failover=FailoverSettings(mirror=mirror, uri=f"{mirror}-failover", after_s=2.0),
+        **changes,
+    )
+
+
+def test_script_of_such_a_run_is_not_started_alone(tmp_path: Path) -> None:
+    home, mirror = (tmp_path / "one" / "tiny").as_uri(), (tmp_path / "two" / "tiny").as_uri()
+    open_store(home).create(keys.RUN, failover_run(home, mirror).to_bytes())
+    variables = {"SKERRY_RUN": home, "SKERRY_SLOT": "r-0", "SKERRY_INDEX": "0", "SKERRY_REPLICAS": "2"}
+    with pytest.raises(Invalid, match="start this script by `skerry-replica run`"):
+        connect(variables)
+    assert connect(variables | {"SKERRY_FAILOVER": mirror}).run.failover is not None
+
+
+@pytest.mark.slow
+def test_replicas_go_on_from_the_mirror_of_a_deleted_store(
+    container: ContainerStarts, signpost: Signpost, tmp_path: Path
+) -> None:
+    home, mirror = tmp_path / "one" / "tiny", (tmp_path / "two" / "tiny").as_uri()
+    store = open_store(home.as_uri())
+    store.create(keys.RUN, failover_run(home.as_uri(), mirror).to_bytes())
+    (tmp_path / "train.py").write_text(SCRIPT)
+    variables = {"SKERRY_RUN": home.as_uri(), "HOME_RUN": home.as_uri(), "REACHED": str(signpost.path)}
+
+    def start(slot: str, **more: str):  # noqa: ANN202  a process
+        own = {"SKERRY_SLOT": slot, "SKERRY_INDEX": slot[-1], "SKERRY_REPLICAS": "2"}
+        return container.start("python", "train.py", **variables, **own, **more)
+
+    processes = [start(slot) for slot in SLOTS]
+    reached = b""
+    while len(reached) < len(SLOTS):
+        reached += signpost.wait()
+    copy = open_store(mirror)
+    wait_for(lambda: find_closed(copy, 0) == LOST_AFTER and find_cut(copy).round == LOST_AFTER, timeout_s=30.0)
+    home.rename(tmp_path / "lost")
+    for process in processes:
+        exit_code, output = container.finish(process)
+        assert exit_code == 0, output
+        assert f"r-0, r-1 have voted: the run goes on from round {LOST_AFTER}" in output
+    fork = open_store(f"{mirror}-failover")
+    run, verdict = read_run(fork), read_verdict(copy)
+    assert run is not None
+    assert run.parent is not None
+    assert verdict is not None
+    assert (run.parent.round, verdict.round, find_closed(fork, 0)) == (LOST_AFTER, LOST_AFTER, ROUNDS)
+    # A job that its platform starts again has the old URI.
+    exit_code, output = container.finish(start("r-0", SKERRY_FAILOVER=mirror))
+    assert exit_code == 0, output
+    assert f"the run goes on at {mirror}-failover" in output

@@ -1,0 +1,368 @@
+"""Failover by votes: seeded schedules of replicas that lose stores, die and return, with a kill at every put."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+from tests.kit.protocol import run_record
+from tests.kit.stores import HookedStore
+from tests.support.clocks import FakeClock
+
+from skerry.runtime.errors import Invalid, Retryable
+from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings, Run, Verdict, majority
+from skerry.runtime.mirrors import ballots as ballots_module
+from skerry.runtime.mirrors.ballots import Ballots, has_votes, read_verdict
+from skerry.runtime.mirrors.failover import Failover
+from skerry.runtime.mirrors.restorable import Cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from skerry.runtime.mirrors.failover import Next
+    from skerry.runtime.store import Store
+
+MIRROR, FORK, AFTER_S = "memory://mirror/run", "memory://mirror/run-failover", 60.0
+SEEDS = 300
+
+
+def failover_run(slots: int, minimum: int, **changes: object) -> Run:
+    return run_record(
+        FakeClock(),
+        slots=tuple(f"r-{number}" for number in range(slots)),
+        min_replicas=minimum,
+        mirrors=(MirrorSettings(uri=MIRROR, each_round=True),),
+        failover=FailoverSettings(mirror=MIRROR, uri=FORK, after_s=AFTER_S),
+        **changes,
+    )
+
+
+class KilledError(BaseException):
+    """The process is gone, in the middle of a request."""
+
+
+@dataclass
+class Process:
+    """One start of a slot. is_home: its script runs in the run's store. fork: the round from which it went on."""
+
+    slot: str
+    failover: Failover
+    is_home: bool = False
+    owns_slot: bool = False
+    fork: int | None = None
+
+
+@dataclass
+class World:
+    """A run whose rounds are closed by contributions of its least number of slots, and its mirror."""
+
+    seed: int
+    dice: random.Random = field(init=False)
+    violations: list[str] = field(default_factory=list)
+    facts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self.slots = self.dice.randint(2, 5)
+        least = self.slots - majority(self.slots) + 1
+        self.run = failover_run(self.slots, self.dice.randint(least, self.slots))
+        self.clock = FakeClock()
+        self.mirror = HookedStore(self.before_request, self.clock)
+        self.contributed: set[str] = set()
+        self.closed = self.copied = 0
+        self.closed_at_verdict: int | None = None
+        self.depth = 0
+        self.is_calm = False
+        self.home_is_lost = False
+        self.sees_home = dict.fromkeys(self.run.slots, True)
+        self.sees_mirror = dict.fromkeys(self.run.slots, True)
+        self.acting: list[Process] = []
+        self.processes = {slot: self.started(slot) for slot in self.run.slots}
+
+    def started(self, slot: str) -> Process:
+        ballots = Ballots(self.mirror, self.run, slot, self.clock, self.cut)
+        return Process(slot, Failover(ballots, AFTER_S, self.clock))
+
+    def cut(self, _: Store) -> Cut:
+        return Cut(run=self.run, round=self.copied, checkpoint=self.copied, commit=f"{self.copied:064x}", logged=0)
+
+    def before_request(self, verb: str, key: str) -> None:
+        del key
+        if not self.acting:
+            return  # a look of the test itself
+        acting = self.acting[-1]
+        if not self.sees_mirror[acting.slot]:
+            raise Retryable("the mirror is away")
+        if self.is_calm:
+            return
+        if verb == "create" and self.dice.random() < 0.15:
+            self.facts["kills at a put"] += 1
+            raise KilledError
+        if self.depth < 2 and self.dice.random() < 0.3:
+            self.act(self.dice.choice(list(self.processes.values())))
+
+    def act(self, process: Process) -> None:
+        """One look of a process, and what it does then. Others may act within each of its requests."""
+        if process in self.acting:
+            return
+        self.acting.append(process)
+        self.depth += 1
+        try:
+            self.look(process)
+        except KilledError:
+            self.restart(process)
+        finally:
+            self.depth -= 1
+            self.acting.pop()
+
+    def look(self, process: Process) -> None:
+        if process.fork is not None:
+            return
+        answers = self.sees_home[process.slot] and not self.home_is_lost
+        following = process.failover.step(answers=answers, is_training=process.is_home, owns_slot=process.owns_slot)
+        if self.processes[process.slot] is not process:
+            return
+        if following == "train":
+            if not process.is_home and not answers:
+                self.violations.append("a script was started in a store that does not answer")
+            process.is_home = True
+            process.owns_slot |= answers
+        elif following == "end":
+            process.is_home = False
+        elif isinstance(following, Verdict):
+            process.is_home, process.fork = False, following.round
+            self.facts["moves"] += 1
+
+    def restart(self, process: Process) -> None:
+        if self.processes[process.slot] is process:
+            self.processes[process.slot] = self.started(process.slot)
+
+    def train(self, slot: str) -> None:
+        """Contribute to the open round, and close it if enough have."""
+        if not self.processes[slot].is_home or not self.sees_home[slot] or self.home_is_lost:
+            return
+        if slot in promised(self.mirror, self.run):
+            self.violations.append(f"{slot} contributed after its vote")
+        self.contributed.add(slot)
+        if len(self.contributed) >= self.run.min_replicas:
+            self.closed, self.contributed = self.closed + 1, set()
+        if self.sees_mirror[slot] and self.dice.random() < 0.2:
+            self.copy()
+
+    def copy(self) -> None:
+        """One round; the mirror is behind."""
+        if not self.home_is_lost:
+            self.copied = min(self.closed, self.copied + 1)
+
+    def run_to_end(self) -> World:
+        for _ in range(self.dice.randint(40, 160)):
+            self.clock.advance(self.dice.choice((1.0, 5.0, 20.0)))
+            chance, slot = self.dice.random(), self.dice.choice(self.run.slots)
+            if chance < 0.06:
+                self.sees_home[slot] = not self.sees_home[slot]
+            elif chance < 0.10:
+                self.sees_mirror[slot] = not self.sees_mirror[slot]
+            elif chance < 0.14:
+                self.processes[slot] = self.started(slot)
+            elif chance < 0.15:
+                self.home_is_lost = True
+            elif chance < 0.20:
+                self.copy()  # by `skerry replicate`
+            elif chance < 0.6:
+                self.act(self.processes[slot])
+            else:
+                self.train(slot)
+            self.check()
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """All that can return does, and time passes. Either all train, or all go on where the verdict says."""
+        self.is_calm = True
+        self.sees_mirror = dict.fromkeys(self.run.slots, True)
+        self.sees_home = dict.fromkeys(self.run.slots, True)
+        for _ in range(12):
+            self.clock.advance(AFTER_S / 4)
+            for process in list(self.processes.values()):
+                self.act(process)
+            self.check()
+        verdict = read_verdict(self.mirror)
+        forks = {process.fork for process in self.processes.values()}
+        owners = sum(process.owns_slot for process in self.processes.values())
+        if verdict is not None:
+            if forks != {verdict.round}:
+                self.violations.append(f"replicas went on at {forks}, the verdict is {verdict.round}")
+        elif not self.home_is_lost:
+            if not all(process.is_home for process in self.processes.values()):
+                self.violations.append("the store is back, and not all train")
+        elif owners >= majority(self.slots):
+            self.violations.append("the store is lost, and a majority did not go on")
+
+    def check(self) -> None:
+        verdict = read_verdict(self.mirror)
+        if verdict is None:
+            return
+        if self.closed_at_verdict is None:
+            self.closed_at_verdict = self.closed
+            self.facts["verdicts to move"] += 1
+            if len(verdict.votes) < majority(self.slots):
+                self.violations.append("a minority has moved the run")
+        if self.closed > self.closed_at_verdict + 1:
+            self.violations.append("both stores go on")
+
+
+def promised(mirror: Store, run: Run) -> set[str]:
+    """Slots with a vote in the newest ballot, which has no verdict or moves the run."""
+    acting: set[str] = set()
+    number = 0
+    while (data := mirror.read(keys.verdict(number))) is not None:
+        if Verdict.parse(data, "verdict").uri is not None:
+            break
+        number += 1
+    for entry in mirror.list(keys.votes_prefix(number)):
+        acting |= {slot for slot in run.slots if entry.key == keys.vote(number, slot)}
+    return acting
+
+
+def broken(seeds: Iterable[int]) -> str:
+    """The first violation; empty if there is none."""
+    for seed in seeds:
+        if violations := World(seed).run_to_end().violations:
+            return f"seed {seed}: {violations[0]}"
+    return ""
+
+
+def test_two_sides_of_a_partition_never_both_go_on() -> None:
+    facts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        world = World(seed).run_to_end()
+        assert not world.violations, f"seed {seed}: {world.violations[0]}"
+        facts += world.facts
+        facts["rounds"] += world.closed
+        facts["ballots that stay"] += read_verdict(world.mirror) is None and len(world.mirror.list(keys.FAILOVER)) > 0
+    assert facts["verdicts to move"] > SEEDS // 10
+    assert facts["ballots that stay"] > SEEDS // 20
+    assert facts["kills at a put"] > SEEDS // 3
+    assert facts["rounds"] > 2 * SEEDS
+
+
+def ignores_majority(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ballots_module, "majority", lambda _: 1)
+
+
+def forgets_its_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ballots, "has_voted", lambda _: False)
+
+
+def returns_without_a_verdict(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ballots, "stay", lambda _: None)
+
+
+def votes_while_training(patch: pytest.MonkeyPatch) -> None:
+    real = Failover._step
+
+    def step(self: Failover, *, answers: bool, is_training: bool, owns_slot: bool) -> Next:
+        following = real(self, answers=answers, is_training=False, owns_slot=owns_slot)
+        return "train" if following == "wait" and is_training else following
+
+    patch.setattr(Failover, "_step", step)
+
+
+def starts_without_asking(patch: pytest.MonkeyPatch) -> None:
+    real = Failover.step
+    patch.setattr(
+        Failover,
+        "step",
+        lambda self, *, answers, is_training, owns_slot: (
+            "train" if not is_training else real(self, answers=answers, is_training=True, owns_slot=owns_slot)
+        ),
+    )
+
+
+def goes_on_from_its_own_round(patch: pytest.MonkeyPatch) -> None:
+    real = Ballots.read
+
+    def read(self: Ballots) -> Verdict | None:
+        verdict = real(self)
+        return verdict and verdict.model_copy(update={"round": self._find(self._mirror).round})
+
+    patch.setattr(Ballots, "read", read)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        ignores_majority,
+        forgets_its_vote,
+        returns_without_a_verdict,
+        votes_while_training,
+        starts_without_asking,
+        goes_on_from_its_own_round,
+    ],
+)
+def test_search_sees_a_broken_rule(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    assert broken(range(SEEDS))
+
+
+@pytest.mark.parametrize(("slots", "minimum"), [(2, 1), (3, 2), (4, 2), (5, 3)])
+def test_spec_is_refused_where_both_sides_could_close_rounds(slots: int, minimum: int) -> None:
+    failover_run(slots, minimum)
+    if minimum > 1:
+        with pytest.raises(ValidationError, match=f"min_replicas of at least {minimum}"):
+            failover_run(slots, minimum - 1)
+
+
+def test_failover_needs_a_mirror_of_each_round() -> None:
+    with pytest.raises(ValidationError, match="a mirror of each round"):
+        run_record(FakeClock(), slots=("a", "b"), failover=FailoverSettings(mirror=MIRROR, uri=FORK, after_s=AFTER_S))
+
+
+def test_votes_of_an_open_ballot_keep_a_mirror_from_deleting() -> None:
+    clock, run = FakeClock(), failover_run(3, 2)
+    mirror = HookedStore(lambda *_: None, clock)
+    ballots = Ballots(
+        mirror, run, "r-0", clock, lambda _: Cut(run=run, round=0, checkpoint=0, commit="0" * 64, logged=0)
+    )
+    assert not has_votes(mirror)
+    ballots.vote()
+    assert has_votes(mirror)
+    assert ballots.stay() is None
+    assert not has_votes(mirror)
+
+
+def test_start_that_has_not_claimed_its_slot_does_not_vote() -> None:
+    """An older process of the slot may still contribute in the store."""
+    clock, run = FakeClock(), failover_run(3, 2)
+    mirror = HookedStore(lambda *_: None, clock)
+    cut = Cut(run=run, round=0, checkpoint=0, commit="0" * 64, logged=0)
+    for number, owns_slot in enumerate((False, True)):
+        failover = Failover(Ballots(mirror, run, "r-0", clock, lambda _: cut), AFTER_S, clock)
+        clock.advance(AFTER_S)
+        assert failover.step(answers=False, is_training=False, owns_slot=owns_slot) == "wait"
+        assert len(mirror.list(keys.FAILOVER)) == number
+
+
+def test_order_of_an_operator_ends_the_ballot_once() -> None:
+    clock, run = FakeClock(), failover_run(3, 2)
+    mirror = HookedStore(lambda *_: None, clock)
+    cut = Cut(run=run, round=7, checkpoint=7, commit="1" * 64, logged=7)
+    first, second = (Ballots(mirror, run, name, clock, lambda _: cut) for name in ("operator", "r-1"))
+    assert (ordered := first.order("memory://other", cut)) is not None
+    assert (ordered.uri, ordered.round) == ("memory://other", 7)
+    assert second.stay() == ordered
+    assert second.order("memory://third", cut) == ordered
+
+
+def test_run_without_failover_has_no_ballots() -> None:
+    with pytest.raises(Invalid, match="no failover"):
+        Ballots(
+            HookedStore(lambda *_: None), run_record(FakeClock()), "r-0", FakeClock(), lambda _: pytest.fail("asked")
+        )
