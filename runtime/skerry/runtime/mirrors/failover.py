@@ -41,7 +41,7 @@ class Failover:
         """Why the mirror cannot be asked; None if it can."""
 
     def step(self, *, answers: bool, is_training: bool, owns_slot: bool) -> Next:
-        """What the replica does next.
+        """Returns the next step of this replica.
 
         answers: the run's store has just been read. is_training: the script runs. owns_slot: this start has claimed
         its slot in the store, so that no other process of the slot contributes there; without that it must not vote.
