@@ -29,6 +29,7 @@ _TIMEOUT_S: Final = 30.0
 # The log of a running job is replayed at once; then the connection is quiet for up to 30 s.
 _QUIET_S: Final = 5.0
 _BUSY: Final = 429
+_LOG_IN: Final = "set HF_TOKEN to a token that may write, or run `hf auth login`"
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 2.0
 # The service's own line before the first of the job.
@@ -129,7 +130,7 @@ class Hub:
 
         token = self._token or get_token()
         if token is None:
-            raise Unauthorized("no token of Hugging Face: set HF_TOKEN, or run `hf auth login`")
+            raise Unauthorized(f"no token of Hugging Face: {_LOG_IN}")
         # The SDK's own function for headers calls the service to learn about coding agents.
         return {"Authorization": f"Bearer {token}", "User-Agent": "skerry"}
 
@@ -140,9 +141,11 @@ class Hub:
         message = response.headers.get("X-Error-Message") or _message(response.text) or "no reason given"
         match response.status_code:
             case 401:
-                return Unauthorized(f"Hugging Face does not accept the token: {message}")
-            case 402 | 403:
-                return Unauthorized(f"Hugging Face refuses: {message}")
+                return Unauthorized(f"Hugging Face does not accept the token: {message}; {_LOG_IN}")
+            case 403:
+                return Unauthorized(f"Hugging Face refuses: {message}; {_LOG_IN}")
+            case 402:
+                return Unauthorized(f"Hugging Face asks for a payment first: {message}")
             case 404:
                 return Absent(message)
             case status if status == _BUSY or status >= 500:
