@@ -1,13 +1,11 @@
-"""An apply or a destroy is killed after each of its calls in turn; the next one finishes the work."""
+"""Applies and destroys are killed after each of their calls in turn; the next one continues the work."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
+from tests.infra.crashes import Mortality, call_name, kill_in_turn, mortality_on_aws
 from tests.infra.kit import Killed
 from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, VertexRun
 
@@ -42,18 +40,20 @@ SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
 
 
 def mortality_on_google(sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """A Mortality that counts and kills calls to Google."""
+    """A Mortality that kills calls to Google."""
     mortality, created = Mortality(sandbox, monkeypatch), Creator.create
 
     def mortal(send: Callable[..., Any]) -> Callable[..., Any]:
         def ask(self: Google, service: str, method: str, path: str, **more: Any) -> Any:
             writes = method != "GET" and not path.endswith(READING)
-            return mortality.call(lambda: send(self, service, method, path, **more), writes=writes)
+            call = call_name(method, path, *(more.get("body") or {}).values()) if writes else None
+            return mortality.call(lambda: send(self, service, method, path, **more), call)
 
         return ask
 
-    def create(self: Creator, *positional: Any) -> str:
-        return mortality.call(functools.partial(created, self, *positional), writes=True)
+    def create(self: Creator, project: str, region: str, body: Mapping[str, Any]) -> str:
+        call = call_name("create", body["displayName"])
+        return mortality.call(lambda: created(self, project, region, body), call)
 
     monkeypatch.setattr(Google, "call", mortal(Google.call))
     monkeypatch.setattr(Google, "call_once", mortal(Google.call_once))
@@ -62,36 +62,39 @@ def mortality_on_google(sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch)
 
 
 def mortality_on_a_cluster(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """A Mortality that counts and kills calls to Kubernetes."""
+    """A Mortality that kills calls to Kubernetes."""
     mortality, sent = Mortality(sandbox, monkeypatch), Cluster.send
 
     def send(self: Cluster, method: str, path: str, query: Mapping[str, str], *more: Any) -> Any:
         writes = method != "GET" and "dryRun" not in query and "reviews" not in path
-        return mortality.call(lambda: sent(self, method, path, query, *more), writes=writes)
+        call = call_name(method, path) if writes else None
+        return mortality.call(lambda: sent(self, method, path, query, *more), call)
 
     monkeypatch.setattr(Cluster, "send", send)
     return mortality
 
 
 def mortality_on_hugging_face(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """A Mortality that counts and kills calls to Hugging Face."""
+    """A Mortality that kills calls to Hugging Face."""
     mortality, sent = Mortality(sandbox, monkeypatch), Hub.send
 
     def send(self: Hub, method: str, url: str, **more: Any) -> Any:
-        return mortality.call(lambda: sent(self, method, url, **more), writes=method != "GET")
+        call = call_name(method, url, str(more)) if method != "GET" else None
+        return mortality.call(lambda: sent(self, method, url, **more), call)
 
     monkeypatch.setattr(Hub, "send", send)
     return mortality
 
 
 def mortality_on_modal(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """A Mortality that counts and kills calls to Modal that create and stop."""
+    """A Mortality that kills calls to Modal that create and stop."""
     mortality = Mortality(sandbox, monkeypatch)
 
     def mortal(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: ModalWorkspace, *given: Any, **more: Any) -> Any:
             writes = method.__name__ != "app" or more.get("create", False)
-            return mortality.call(lambda: method(self, *given, **more), writes=writes)
+            name = call_name(method.__name__, *given) if writes else None
+            return mortality.call(lambda: method(self, *given, **more), name)
 
         return call
 
@@ -107,54 +110,57 @@ def start(run: TargetRun) -> Operator:
     return operator
 
 
-def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
-    on_google = isinstance(run, VertexRun)
-    if on_google:
-        mortality = mortality_on_google(run.sandbox, monkeypatch)
-    elif isinstance(run, KubernetesRun):
-        mortality = mortality_on_a_cluster(run.sandbox, monkeypatch)
-    elif isinstance(run, HfJobsRun):
-        mortality = mortality_on_hugging_face(run.sandbox, monkeypatch)
-    elif isinstance(run, ModalRun):
-        mortality = mortality_on_modal(run.sandbox, monkeypatch)
-    else:
-        mortality = mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
-    # An SDK may translate the death of the process into an error.
-    ends = (Killed, SkerryError) if on_google else (Killed,)
-    return Crashes(functools.partial(start, run), run.sandbox, mortality, ends)
+def mortality_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Mortality:
+    if isinstance(run, VertexRun):
+        return mortality_on_google(run.sandbox, monkeypatch)
+    if isinstance(run, KubernetesRun):
+        return mortality_on_a_cluster(run.sandbox, monkeypatch)
+    if isinstance(run, HfJobsRun):
+        return mortality_on_hugging_face(run.sandbox, monkeypatch)
+    if isinstance(run, ModalRun):
+        return mortality_on_modal(run.sandbox, monkeypatch)
+    return mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
 
 
 @pytest.mark.parametrize("run", SIZES, indirect=True, ids=lambda kind: kind.KIND)
 def test_next_command_finishes_one_that_was_killed(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def comparable(inventory: dict[str, tuple[str, ...]]) -> object:
+    """Each command is killed after a call that none before it was killed after, until one of them completes."""
+
+    def comparable() -> object:
         # Ids of networks differ between accounts.
+        inventory = run.sandbox.inventory()
         return {kind: len(names) if isinstance(run, BatchRun) else names for kind, names in inventory.items()}
 
-    _, created, deleted = SIZES[type(run)]
-    crashes_of(run, monkeypatch).check((created, deleted), comparable)
+    operator = start(run)
+    assert operator.apply().ok
+    whole = comparable()
+    run.sandbox.reset()
+    operator, mortality = start(run), mortality_of(run, monkeypatch)
+    # An SDK may translate the death of the process into an error.
+    ends = (Killed, SkerryError) if isinstance(run, VertexRun) else (Killed,)
+    outcome, created = kill_in_turn(mortality, operator.apply, ends)
+    assert outcome.ok, outcome.failed
+    assert comparable() == whole
+    assert operator.plan().plan.empty
+    removed, deleted = kill_in_turn(mortality, operator.destroy, ends)
+    assert removed.ok, (removed.left, removed.outcome.failed)
+    assert run.sandbox.inventory() == {}
+    _, *least = SIZES[type(run)]
+    assert (created >= least[0], deleted >= least[1]) == (True, True), (created, deleted)
 
 
 def test_next_apply_finishes_a_replacement_that_was_killed(
     sagemaker_run: SageMakerRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The running job stays, and the lost one is recreated once."""
-    sandbox, mortality = sagemaker_run.sandbox, mortality_on_aws(sagemaker_run.sandbox, monkeypatch)
-    calls, number = 1, 0
-    while number < calls:
-        sandbox.reset()
-        mortality.revive()
-        operator = start(sagemaker_run)
-        assert operator.apply().ok
-        lost, other = sandbox.inventory()["training job"]
-        sandbox.training.finish(lost, 10)
-        mortality.revive(after=number or None)
-        with contextlib.suppress(Killed):
-            operator.apply()
-        calls = max(calls, mortality.written + 1)
-        mortality.revive()
-        assert operator.apply().ok, number
-        # An apply that was killed before it recorded the new job leaves the next generation to its successor.
-        (again,) = set(sandbox.inventory()["training job"]) - {other}
-        assert again in {f"{lost}-g1", f"{lost}-g2"}, number
-        assert operator.plan().plan.empty, number
-        number += 1
+    sandbox = sagemaker_run.sandbox
+    operator = start(sagemaker_run)
+    assert operator.apply().ok
+    lost, other = sandbox.inventory()["training job"]
+    sandbox.training.finish(lost, 10)
+    outcome, killed = kill_in_turn(mortality_on_aws(sandbox, monkeypatch), operator.apply)
+    assert (outcome.ok, killed > 0) == (True, True)
+    # An apply that was killed before it recorded the new job leaves the next generation to its successor.
+    (again,) = set(sandbox.inventory()["training job"]) - {other}
+    assert again in {f"{lost}-g1", f"{lost}-g2"}
+    assert operator.plan().plan.empty
