@@ -21,11 +21,12 @@ from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_wa
 from skerry.infra.cli.run_status import mirrors_so_far, participation_so_far
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.spending import read_spending
-from skerry.infra.deploy import read_clouds, removal
+from skerry.infra.deploy import plan_file, read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.deploy.plan_and_apply import (
     apply_plan,
+    binding_of,
     make_plan,
     push_first,
     read_live_elsewhere,
@@ -36,9 +37,10 @@ from skerry.infra.deploy.running_jobs import searched_places
 from skerry.infra.deploy.tagged_resources import spec_regions
 from skerry.infra.observe.live_replicas import shown
 from skerry.infra.observe.read_participation import read_participation
+from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from skerry.infra.cli.deployed_watch import Look
@@ -52,10 +54,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers that the command line gives beforehand. approved: to the plan. take_over: to a run that is live."""
+    """The answers that the command line gives beforehand. approved: to the plan. take_over: to a run that is live.
+
+    at_once: calls to a cloud in flight.
+    """
 
     approved: bool
     take_over: bool
+    at_once: int = CALLS_AT_ONCE
 
 
 def take_over_lock(deployment: Deployment, *, approved: bool) -> None:
@@ -80,7 +86,10 @@ def show_and_apply(
     the JSON of the outcome is the command's own.
     """
     console = Console(stderr=as_json)
-    print_lines(plan_text.plan_lines(planned, estimate_of(deployment, planned.resolved.rates, os.environ)), console)
+    estimated = estimate_of(deployment, planned.resolved.rates, os.environ)
+    review = plan_text.review_of(planned, estimated, deployment.spec.spec)
+    width = console.width if console.is_terminal else None
+    print_lines(plan_text.plan_lines(planned.binding, planned.plan.changes, review, width=width), console)
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
     possible = without_jobs(deployment, planned) if planned.stops else planned
@@ -92,7 +101,7 @@ def show_and_apply(
         confirm(f"Apply this: {plan_text.summary(changes)}?", flag="--auto-approve")
     total = sum(change.acts for change in changes)
     with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
-        outcome = apply_plan(deployment, possible, on_step, on_begin)
+        outcome = apply_plan(deployment, possible, on_step, on_begin, answers.at_once)
     print_lines([plan_text.outcome_line(outcome)], console)
     if planned.stops and outcome.ok:
         raise push_first(planned.stops, f"skerry apply {deployment.spec.path}")
@@ -214,6 +223,37 @@ def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> Non
         print_lines(removal_text.removal_lines(planned, deployment.bucket(), spec.run_uri, data=data), console)
         if not approved:
             confirm("Destroy it?", flag="--yes")
+    _destroy(deployment, planned, console, data=data, as_json=as_json)
+
+
+def removal_plan(
+    deployment: Deployment, planned: removal.Removal, spec: str, overrides: tuple[str, ...] = ()
+) -> plan_file.SavedPlan:
+    """Returns the plan of a `destroy` without --data, for a file. spec, overrides: of the file."""
+    kept = removal.kept_addresses(deployment, planned)
+    lines = removal_text.kept_lines(planned, deployment.bucket(), deployment.run, data=False)
+    return plan_file.SavedPlan(
+        spec=spec,
+        overrides=overrides,
+        destroy=True,
+        binding=binding_of(deployment, planned.state, read_clouds.read_accounts(deployment)),
+        changes=tuple(change for change in planned.plan.changes if change.address not in kept),
+        review=plan_file.Review(remarks=tuple((str(line.style), line.plain) for line in lines)),
+    )
+
+
+def destroy_as_planned(deployment: Deployment, saved: plan_file.SavedPlan, *, as_json: bool) -> None:
+    """Remove a run as a saved plan shows. Raises Conflict if anything has changed since."""
+    planned = removal.plan_removal(deployment)
+    now = removal_plan(deployment, planned, saved.spec)
+    plan_file.check_current(saved, now.binding, now.changes)
+    if saved.review.remarks != now.review.remarks:
+        raise Conflict("stale plan: what the bucket and untracked resources hold has changed; run `skerry plan` again")
+    _destroy(deployment, planned, Console(stderr=as_json), data=False, as_json=as_json)
+
+
+def _destroy(deployment: Deployment, planned: removal.Removal, console: Console, *, data: bool, as_json: bool) -> None:
+    spec = deployment.spec
     if planned.state is None:
         places = [f"{cloud} in {', '.join(sorted(names))}" for cloud, names in spec_regions(deployment).items()]
         print_lines([job_text.searched_line(places)], console)

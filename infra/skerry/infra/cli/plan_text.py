@@ -5,14 +5,18 @@ Equal changes of many replicas share a line, so that a plan of a thousand jobs s
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from rich import filesize
 from rich.text import Text
 
+from skerry.infra.cost.prices import rounded
+from skerry.infra.deploy.plan_file import Review
 from skerry.infra.provision.apply import Progress
 from skerry.infra.provision.plan import DELETED_OUTSIDE, Action
 from skerry.runtime import contract
@@ -21,12 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.infra.cost.estimate import Estimate
-    from skerry.infra.deploy.plan_and_apply import Planned
+    from skerry.infra.deploy.plan_and_apply import Binding, Planned
     from skerry.infra.provision.apply import Outcome, Step
-    from skerry.infra.provision.graph import Grant, Json
-    from skerry.infra.provision.plan import Change, Difference
+    from skerry.infra.provision.graph import Json
+    from skerry.infra.provision.plan import Change, Difference, RightsChange
+    from skerry.infra.provision.target import Rate
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.model import Spec
 
 _SIGNS: Final = {
     Action.CREATE: ("+", "green"),
@@ -55,23 +61,79 @@ _DONE: Final = {
     Action.FORGET: "forgotten",
     Action.KEEP: "kept",
 }
+# As `graph.Ref` writes one; ${HOME} in a variable of the user's is none.
+_REFERENCE: Final = re.compile(r"\$\{([a-z0-9_]+\.[^{}]+)\.([a-z0-9_]+)\}")
+_SINGLE: Final = re.compile(r'\[\s+("(?:[^"\\]|\\.)*")\s+\]')
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
-_REFERENCE: Final = re.compile(r"\$\{(\w+\.[\w-]+)\.(\w+)\}")
 
 
-def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -> Iterator[Text]:
-    """The changes, the account, the code, the rights that are granted, and the cost."""
-    accounts = ", ".join(f"{cloud} account {account}" for cloud, account in sorted(planned.binding.accounts.items()))
-    yield Text(f"run {planned.binding.run}, in {accounts}", style="bold")
-    acting = [change for change in planned.plan.changes if change.acts]
-    yield from change_lines(acting, verbose=verbose)
+def review_of(planned: Planned, estimate: Estimate, spec: Spec, *, verbose: bool = False) -> Review:
+    """The parts of a plan that its changes do not show."""
+    remarks = [*_remarks(planned, verbose=verbose), *(Text(line) for line in estimate.lines(with_total=False))]
+    return Review(
+        table=_table(planned.resolved.rates, spec),
+        remarks=tuple((str(line.style), line.plain) for line in remarks),
+        total=estimate.total or "",
+    )
+
+
+def plan_lines(
+    binding: Binding, changes: Sequence[Change], review: Review, *, verbose: bool = False, width: int | None = None
+) -> Iterator[Text]:
+    """A plan for a reviewer: the groups, the changes, the rights that change, remarks; the summary and the cap last.
+
+    width: of the terminal, in which reasons are wrapped; None wraps nothing.
+    """
+    accounts = ", ".join(f"{cloud} account {account}" for cloud, account in sorted(binding.accounts.items()))
+    yield Text(f"run {binding.run}, in {accounts}", style="bold")
+    yield from (Text(f"  {line}") for line in _columns(review.table))
+    acting = [change for change in changes if change.acts]
+    yield from change_lines(acting, verbose=verbose, width=width)
+    yield from rights_lines(acting)
+    yield from (Text(text, style=style) for style, text in review.remarks)
+    yield Text(f"plan: {summary(changes)}; nothing has been changed", style="bold")
+    if review.total:
+        yield Text(review.total, style="bold")
+
+
+def _table(rates: Sequence[Rate], spec: Spec) -> tuple[tuple[str, ...], ...]:
+    by_group = {rate.group: rate for rate in rates}
+    rows = [("group", "where", "machines", "purchase", "$/h", "cap", "image")]
+    names = {first: name for name, first in spec.moved.items()}
+    for group in spec.replicas:
+        if (rate := by_group.get(group.name)) is None:
+            continue
+        region = getattr(group.target, "region", "")
+        hours = "none" if rate.cap_hours is None else f"{rate.cap_hours:.4g} h"
+        usd = None if rate.cap_hours is None or rate.per_hour is None else rate.cap_hours * rate.per_hour
+        rows.append(
+            (
+                names.get(group.name, group.name),
+                f"{group.target.CLOUD} {region}".strip(),
+                f"{rate.machine or rate.what} x {rate.count}",
+                rate.purchase or "-",
+                "unknown" if rate.per_hour is None else rounded(rate.per_hour),
+                hours if usd is None else f"{rounded(usd)} in {hours}",
+                group.image or spec.image or "-",
+            )
+        )
+    return tuple(rows) if len(rows) > 1 else ()
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The cells of each row, aligned; the last cell is not padded."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _remarks(planned: Planned, *, verbose: bool) -> Iterator[Text]:
     for note in (*planned.plan.notes, *planned.plan.kept):
         yield Text(f"note: {note}", style="yellow")
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
     yield from _check_lines(planned)
-    yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
     yield from _code_lines(planned.code, verbose=verbose)
     if planned.source is not None:
         size = filesize.decimal(planned.source.size_bytes)
@@ -79,11 +141,6 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
         yield Text("  replicas read the copy; they get no right to that run")
     for group, inputs in planned.resolved.inputs.items():
         yield from (Text(line) for line in _input_lines(group, inputs))
-    granted = [grant for change in acting for grant in change.grants]
-    if granted:
-        yield Text("it grants these rights:")
-        yield from (Text(f"  {line}") for line in _grant_lines(granted))
-    yield from (Text(line) for line in estimate.lines())
 
 
 def _check_lines(planned: Planned) -> Iterator[Text]:
@@ -163,27 +220,74 @@ def outcome_line(outcome: Outcome) -> str:
     return f"{len(outcome.done)} done, {len(outcome.failed)} failed{waiting}; run it again to continue"
 
 
-def change_lines(changes: Iterable[Change], *, verbose: bool = False) -> Iterator[Text]:
-    """The changes; those that differ only in a number share a line."""
-    for group in _alike(changes):
-        yield from _group_lines(group, verbose=verbose)
+def change_lines(changes: Iterable[Change], *, verbose: bool = False, width: int | None = None) -> Iterator[Text]:
+    """The changes in columns; those that differ only in a number share a line. width: see `plan_lines`."""
+    groups = _alike(changes)
+    rows = [_cells(group) for group in groups]
+    address, name = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    for group, (addresses, names, why) in zip(groups, rows, strict=True):
+        sign, style = _SIGNS[group[0].action]
+        line = f"  {sign:<3} {addresses:<{address}}  {names:<{name}}  {why}".rstrip()
+        yield from (Text(part, style=style) for part in _wrapped(line, width, indent=8 + address))
+        for detail in _details(group[0], verbose=verbose):
+            yield from (Text(part, style=detail.style) for part in _wrapped(detail.plain, width, indent=10))
 
 
-def _group_lines(group: Sequence[Change], *, verbose: bool) -> Iterator[Text]:
+def _cells(group: Sequence[Change]) -> tuple[str, str, str]:
     first = group[0]
-    sign, style = _SIGNS[first.action]
     addresses = first.address if len(group) == 1 else _span([change.address for change in group])
     name = first.name if len(group) == 1 else f"{len(group)} of them, e.g. {first.name}"
     where = f" ({first.region})" if first.region else ""
-    why = f": {first.why}" if first.why else ""
-    yield Text(f"  {sign:<3} {addresses}  {name}{where}{why}", style=style)
-    if first.because:
-        yield Text(f"        because: {first.because}")
-    for difference in first.differences:
+    return addresses, f"{name}{where}", readable(first.why)
+
+
+def _wrapped(line: str, width: int | None, *, indent: int) -> list[str]:
+    """The line in parts that fit the terminal, words whole where possible; nothing is cut."""
+    if width is None or len(line) <= width:
+        return [line]
+    indent = min(indent, width // 2)
+    # Columns are separated by several spaces, which stay.
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False, drop_whitespace=True)
+
+
+def _details(change: Change, *, verbose: bool) -> Iterator[Text]:
+    if change.because:
+        yield Text(f"        because: {readable(change.because)}")
+    for difference in change.differences:
         yield from (Text(f"        {line}") for line in _difference(difference))
-    if verbose and first.action in (Action.CREATE, Action.REPLACE):
-        for setting, value in first.settings.items():
+    if verbose and change.action in (Action.CREATE, Action.REPLACE):
+        for setting, value in change.settings.items():
             yield Text(f"        {setting}: {_value(value)}", style="dim")
+
+
+def rights_lines(changes: Sequence[Change]) -> Iterator[Text]:
+    """The documents that grant permissions, as a unified diff of their JSON; equal ones of several replicas once."""
+    alike: dict[str, list[RightsChange]] = {}
+    for change in changes:
+        for rights in change.rights:
+            key = _DIGITS.sub("#", json.dumps([rights.document, rights.before, rights.after]))
+            alike.setdefault(key, []).append(rights)
+    if alike:
+        yield Text("rights that change:", style="bold")
+    for group in alike.values():
+        more = f", and {len(group) - 1} more like it" if len(group) > 1 else ""
+        old, new = (_pretty(document) for document in (group[0].before, group[0].after))
+        title = readable(group[0].document) + more
+        for line in difflib.unified_diff(
+            old, new, title if old else "nothing", title if new else "nothing", lineterm=""
+        ):
+            yield Text(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+
+
+def _pretty(document: Json) -> list[str]:
+    """The lines of a document; a list of one text stays in its line."""
+    text = "" if document is None else json.dumps(document, indent=2)
+    return readable(_SINGLE.sub(r"[\1]", text)).splitlines()
+
+
+def readable(text: str) -> str:
+    """The text, with references to values that do not exist yet in words."""
+    return _REFERENCE.sub(r"(\2 of \1)", text)
 
 
 def _difference(difference: Difference) -> list[str]:
@@ -213,8 +317,8 @@ def _difference(difference: Difference) -> list[str]:
 
 
 def _value(value: Json) -> str:
-    """The whole value: a reviewer must see all of a policy. A value that is not known yet: (arn of aws_role.b-0)."""
-    return _REFERENCE.sub(r"(\2 of \1)", value if isinstance(value, str) else json.dumps(value))
+    """The whole value: a reviewer must see all of a policy."""
+    return readable(value if isinstance(value, str) else json.dumps(value))
 
 
 def _alike(changes: Iterable[Change]) -> list[list[Change]]:
@@ -237,28 +341,3 @@ def _span(addresses: Sequence[str]) -> str:
     is_range = numbers == list(range(numbers[0], numbers[-1] + 1))
     text = f"{numbers[0]}..{numbers[-1]}" if is_range else ",".join(map(str, numbers))
     return f"{stem}{{{text}}}"
-
-
-def _grant_lines(grants: Sequence[Grant]) -> Iterator[str]:
-    """The rights of each principal; replicas whose rights differ only in a number are shown by the first of them."""
-    rights: dict[str, dict[str, list[str]]] = {}
-    for grant in grants:
-        rights.setdefault(grant.principal, {}).setdefault(grant.may, []).append(grant.on)
-    alike: dict[str, list[str]] = {}
-    for who, may in rights.items():
-        alike.setdefault(_DIGITS.sub("#", f"{who} {may}"), []).append(who)
-    for names in alike.values():
-        more = f", and {len(names) - 1} more like it" if len(names) > 1 else ""
-        yield f"{names[0]}{more}"
-        for may, things in rights[names[0]].items():
-            yield f"  may {may} {', '.join(_from_common(things))}"
-
-
-def _from_common(things: Sequence[str]) -> list[str]:
-    """Paths, with their common folder written once: a/b/{c, d}."""
-    folder = things[0].rpartition("/")[0] if len(things) > 1 else ""
-    while folder and not all(thing.startswith(f"{folder}/") for thing in things):
-        folder = folder.rpartition("/")[0]
-    if not folder:
-        return list(things)
-    return [f"{folder}/{{{', '.join(thing.removeprefix(f'{folder}/') for thing in things)}}}"]

@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -> Iterator[Text]:
     """The deletions, and what is kept."""
     yield Text(f"destroy {run}", style="bold")
-    kept = {bucket.address, *(mirror.bucket.address for mirror in removal.mirrors if mirror.bucket), *removal.in_use}
+    kept = _kept_addresses(removal, bucket)
     deletions = [change for change in removal.plan.changes if change.address not in kept]
     yield from change_lines([replace(change, because="") for change in deletions])
+    yield from kept_lines(removal, bucket, run, data=data)
+
+
+def kept_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -> Iterator[Text]:
+    """Describes the deletions that the state does not record, and the things that are kept."""
+    kept = _kept_addresses(removal, bucket)
     for record in removal.strays:
         if record.address not in kept:
             yield Text(f"  - {record.kind} {record.name}: has the run's tag but is not in the state", style="red")
@@ -44,6 +50,10 @@ def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -
         text = "deleted" if data else "kept: `--data` deletes them"
         contents = Contents(objects=removal.objects, size_bytes=removal.size_bytes)
         yield Text(f"  {contents} at {run}: {text}")
+
+
+def _kept_addresses(removal: Removal, bucket: Resource) -> set[str]:
+    return {bucket.address, *(mirror.bucket.address for mirror in removal.mirrors if mirror.bucket), *removal.in_use}
 
 
 def removed_lines(removed: Removed, run: str) -> Iterator[Text]:

@@ -323,7 +323,7 @@ class Estimate:
             return None
         return sum((_hour(rate, rate.cap_hours or 0.0) for rate in self.rates), Cost()).usd
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, *, with_total: bool = True) -> Iterator[str]:
         """The estimate for people."""
         if not self.rates:
             return
@@ -331,19 +331,27 @@ class Estimate:
         for rate in self.rates:
             price = "unknown" if rate.per_hour is None else f"{rounded(rate.per_hour)}/h"
             yield f"  {rate.group}: {rate.count} x {rate.what}: {price} ({rate.source})"
-        machines = self.machines
-        total = f"{rounded(machines.known)}/h"
-        if machines.missing:
-            total = f"unknown, {total} without {' and '.join(machines.missing)}" if machines.known else "unknown"
-        yield f"  together {total}; {self._maximum()}"
+        if with_total:
+            yield f"  {self.total}"
         if self.upkeep is not None:
             yield from self._upkeep_lines(self.upkeep)
         yield from self.mirror_lines
-        if machines.missing or (self.upkeep is not None and self.upkeep.missing):
+        if self.machines.missing or (self.upkeep is not None and self.upkeep.missing):
             yield _ADVICE
         yield from (f"  {note}" for note in self.notes)
         if self.mirrors:
             yield from loss_lines(self.losses)
+
+    @property
+    def total(self) -> str | None:
+        """All machines in an hour, and at most; None without machines."""
+        if not self.rates:
+            return None
+        machines = self.machines
+        total = f"{rounded(machines.known)}/h"
+        if machines.missing:
+            total = f"unknown, {total} without {' and '.join(machines.missing)}" if machines.known else "unknown"
+        return f"together {total}; {self._maximum()}"
 
     def document(self) -> dict[str, Any]:
         """The estimate for programs; equal for equal specs and prices."""

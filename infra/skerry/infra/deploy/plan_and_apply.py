@@ -23,7 +23,7 @@ from skerry.infra.errors import PushFirst
 from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Life
-from skerry.infra.provision.observe_resources import refresh_and_plan
+from skerry.infra.provision.observe_resources import CALLS_AT_ONCE, refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
 from skerry.infra.run.extend_run import expect_slots
@@ -98,10 +98,18 @@ class Planned:
         return tuple(check for check in self.resolved.checks if check.stops_jobs and check.ok is False)
 
 
-def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolved | None = None) -> Planned:
+def make_plan(
+    deployment: Deployment,
+    only: Sequence[str] = (),
+    resolved: Resolved | None = None,
+    *,
+    to_replace: Sequence[str] = (),
+    at_once: int = CALLS_AT_ONCE,
+) -> Planned:
     """The changes that an apply would make now. Changes nothing.
 
     only: plan these addresses, what they need, and the bucket. resolved: of an earlier plan; None reads the clouds.
+    to_replace: addresses that get a new generation in any case. at_once: calls to a cloud in flight.
     Raises Conflict if the state's resources are in another account.
     """
     state = read_state(deployment)
@@ -111,14 +119,15 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
     check_accounts(deployment, state, resolved.accounts)
     graph = resolved.graph.part((*only, deployment.bucket().address)) if only else resolved.graph
     tags = deployment.spec.spec.tags
-    plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, resolved.graph if only else None)
+    whole = resolved.graph if only else None
+    plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, whole, to_replace, at_once)
     cost = cost_problem(limits_of(deployment.spec.spec), resolved.rates)
     mirrors = [route.problem for route in deployment.mirror_routes() if route.problem is not None]
     start = _read_start(deployment)
     problems = (*plan.problems, *start.problems, *(() if cost is None else (cost,)), *mirrors)
     return Planned(
         plan=dataclasses.replace(plan, problems=problems),
-        binding=_binding(deployment, state, resolved, start.initial),
+        binding=binding_of(deployment, state, resolved.accounts, start.initial),
         code=deployment.code,
         resolved=resolved,
         state=state,
@@ -148,6 +157,7 @@ def apply_plan(
     planned: Planned,
     on_step: Callable[[Step], None],
     on_begin: Callable[[ApplyRun], None],
+    at_once: int = CALLS_AT_ONCE,
 ) -> Outcome:
     """Make the changes of a plan. on_begin: called with the apply before it begins, so that it can be stopped.
 
@@ -187,7 +197,7 @@ def apply_plan(
                 on_step(step)
 
         tags = deployment.spec.spec.tags
-        work = ApplyRun(planned.plan, planned.graph, hold, deployment.handlers, on_other_step, tags=tags)
+        work = ApplyRun(planned.plan, planned.graph, hold, deployment.handlers, on_other_step, at_once, tags)
         on_begin(work)
         return work.run()
 
@@ -280,7 +290,10 @@ def _find(deployment: Deployment) -> Source | None:
     return find_source_of(deployment.spec, deployment.open_source)
 
 
-def _binding(deployment: Deployment, state: State | None, resolved: Resolved, initial: InitialModel | None) -> Binding:
+def binding_of(
+    deployment: Deployment, state: State | None, accounts: Mapping[str, str], initial: InitialModel | None = None
+) -> Binding:
+    """The facts that a plan is made from."""
     spec = deployment.spec.spec.model_dump_json()
     return Binding(
         run=deployment.run,
@@ -289,6 +302,6 @@ def _binding(deployment: Deployment, state: State | None, resolved: Resolved, in
         spec=hashlib.sha256(spec.encode()).hexdigest(),
         image=" ".join(dict.fromkeys(deployment.context.images.values())),
         code=deployment.context.code,
-        accounts=resolved.accounts,
+        accounts=accounts,
         init_from=None if initial is None else f"{initial.uri}@{initial.round} sha256 {initial.manifest[:12]}",
     )

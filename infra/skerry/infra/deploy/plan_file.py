@@ -17,40 +17,50 @@ from skerry.infra.provision.plan import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from skerry.infra.cost.estimate import Estimate
     from skerry.infra.deploy.plan_and_apply import Planned
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """The parts of a plan for people that are not among its changes; an apply does not depend on them.
+
+    table: the groups, with a header, or of a destroy empty. remarks: lines, each with its style. total: the cost of all
+    machines and its cap, or "".
+    """
+
+    table: tuple[tuple[str, ...], ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
+    total: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPlan:
-    """The file's content. spec: the absolute path of the spec. overrides, only: as given on the command line."""
+    """The file's content. spec: the absolute path of the spec. overrides, only, replace: as on the command line.
 
-    format: int
+    destroy: it removes the run, without its data.
+    """
+
+    format: int = FORMAT
     spec: str
-    overrides: tuple[str, ...]
-    only: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    replace: tuple[str, ...] = ()
+    destroy: bool = False
     binding: Binding
     changes: tuple[Change, ...]
+    review: Review
 
 
-def save(path: Path, spec: Path, overrides: tuple[str, ...], only: tuple[str, ...], planned: Planned) -> None:
-    """Write a plan to a new file or over a plan. Raises Invalid if it has problems or cannot be written."""
-    if planned.plan.problems:
-        raise Invalid("\n".join(planned.plan.problems))
+def save(path: Path, saved: SavedPlan) -> None:
+    """Write a plan to a new file or over a plan. Raises Invalid if it cannot be written."""
     if path.exists() and not is_plan(path):
         raise Invalid(f"{path} exists and is not a plan, so it was not overwritten: name another file")
-    saved = SavedPlan(
-        format=FORMAT,
-        spec=str(spec.absolute()),
-        overrides=overrides,
-        only=only,
-        binding=planned.binding,
-        changes=planned.plan.changes,
-    )
     try:
         path.write_bytes(_SAVED.dump_json(saved, indent=1) + b"\n")
     except OSError as error:
@@ -79,14 +89,19 @@ def load(path: Path) -> SavedPlan:
     return saved
 
 
-def check_current(saved: SavedPlan, planned: Planned) -> None:
+def check_current(saved: SavedPlan, binding: Binding, changes: Sequence[Change]) -> None:
     """Raise Conflict, naming each difference, unless planning again gave the same plan."""
-    before, after = dataclasses.asdict(saved.binding), dataclasses.asdict(planned.binding)
+    before, after = dataclasses.asdict(saved.binding), dataclasses.asdict(binding)
     moved = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
-    if not moved and [_text(change) for change in saved.changes] != [_text(change) for change in planned.plan.changes]:
+    if not moved and [_text(change) for change in saved.changes] != [_text(change) for change in changes]:
         moved = ["the resources have changed since"]
     if moved:
         raise Conflict(f"stale plan: {'; '.join(moved)}; run `skerry plan` again")
+
+
+def to_json(saved: SavedPlan) -> str:
+    """The content of the file in one line."""
+    return _SAVED.dump_json(saved).decode()
 
 
 def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:

@@ -65,15 +65,6 @@ class Life(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grant:
-    """A permission that a resource grants, in words for a plan: `principal` may do `may` on `on`."""
-
-    principal: str
-    may: str
-    on: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Resource:
     """One cloud resource. Subclasses add its settings: plain values, `Ref`, nested dataclasses, tuples, mappings.
 
@@ -94,6 +85,8 @@ class Resource:
 
     So no resource may reference it.
     """
+    OF_KIND: ClassVar[dict[str, type[Resource]]] = {}
+    """Every subclass by its kind: a record in the state has only the kind."""
 
     key: str
     name: str
@@ -131,9 +124,19 @@ class Resource:
     def _needs(self) -> frozenset[str]:
         return frozenset(self.after) | {ref.address for ref in refs(self._settings)}
 
-    def grants(self) -> tuple[Grant, ...]:
-        """The permissions that it grants, for plans."""
-        return ()
+    def __init_subclass__(cls) -> None:
+        """Register the kind."""
+        if "KIND" in cls.__dict__:
+            Resource.OF_KIND[cls.KIND] = cls
+
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """The documents that grant permissions, for plans, by a title that names the principal.
+
+        name: physical. settings: all of a resource, or those that a state recorded; some may be missing.
+        """
+        del name, settings
+        return {}
 
 
 class Graph:

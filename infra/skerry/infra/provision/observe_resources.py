@@ -11,7 +11,7 @@ from skerry.infra.provision.plan import Plan, all_desired, plan
 from skerry.infra.provision.state import Entry, Id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Desired, Handler, Observed
@@ -29,15 +29,17 @@ def refresh_and_plan(
     run: str,
     tags: Mapping[str, str] | None = None,
     whole: Graph | None = None,
+    to_replace: Collection[str] = (),
+    at_once: int = CALLS_AT_ONCE,
 ) -> Plan:
-    """The changes that are needed now. whole: see `plan`. Raises what the handlers raise."""
+    """The changes that are needed now. whole, to_replace: see `plan`. Raises what the handlers raise."""
     desired = all_desired(graph, entries, run, tags)
-    observed = refresh(list(desired.values()), handlers)
+    observed = refresh(list(desired.values()), handlers, at_once)
     # A resource that exists but is not in state: those that reference it can be read once its outputs are known.
     while again := _resolve(desired.values(), observed):
-        observed |= refresh(again, handlers)
+        observed |= refresh(again, handlers, at_once)
         desired |= {item.resource.address: item for item in again}
-    return plan(graph, entries, observed, run, whole)
+    return plan(graph, entries, observed, run, whole, to_replace)
 
 
 def refresh(

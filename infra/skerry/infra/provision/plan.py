@@ -11,20 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.provision.graph import Grant, Json, Life, Ref, as_json, refs, resolved
+from skerry.infra.provision.graph import Json, Life, Ref, Resource, as_json, refs, resolved
 from skerry.infra.provision.handler import Condition, Desired
 from skerry.infra.provision.state import Id, StatePhase
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from skerry.infra.provision.graph import Graph, Resource, Value
+    from skerry.infra.provision.graph import Graph, Value
     from skerry.infra.provision.handler import Observed, StateRecord
     from skerry.infra.provision.state import Entry
 
 
 DELETED_OUTSIDE: Final = "it was deleted outside of skerry"
 """The reason to create a resource that the state has and its cloud has not."""
+REQUESTED: Final = "named by --replace"
+"""The reason to replace a resource in which nothing differs."""
 CANCELLED: Final = "stopped by `skerry cancel`"
 """The reason to start a job again that an operator stopped."""
 
@@ -66,8 +69,17 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RightsChange:
+    """A document that grants permissions, before and after a change; None is no document."""
+
+    document: str
+    before: Json
+    after: Json
+
+
+@dataclass(frozen=True, kw_only=True)
 class Change:
-    """One action and its reason. because: a reason that is no difference of a setting."""
+    """One action and its reason. because: a reason that is no difference of a setting. rights: those that change."""
 
     action: Action
     address: str
@@ -78,7 +90,7 @@ class Change:
     why: str = ""
     because: str = ""
     differences: tuple[Difference, ...] = ()
-    grants: tuple[Grant, ...] = ()
+    rights: tuple[RightsChange, ...] = ()
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
     @classmethod
@@ -139,13 +151,22 @@ def plan(
     observed: Mapping[Id, Observed | None],
     run: str,
     whole: Graph | None = None,
+    to_replace: Collection[str] = (),
 ) -> Plan:
     """The changes that bring `observed` to `graph`, for the run with this URI.
 
     entries: the state. observed: one for each of `all_desired`; None or absent means that it does not exist.
     whole: the graph that `graph` is a part of. Other resources in the state stay, and so do the resources that they
     use: a replaced one stays beside its replacement until a plan of the whole graph deletes it.
+    to_replace: addresses of resources that get a new generation although nothing in them differs. Raises Invalid for
+    an unknown one, and for one that is never replaced.
     """
+    for address in to_replace:
+        resource = graph.get(address)
+        if resource is None:
+            raise Invalid(f"the spec has no resource {address}; run `skerry plan` to list them")
+        if resource.brought or resource.LIFE in (Life.DATA, Life.SHARED):
+            raise Invalid(f"{address} is never replaced: it holds data, or others use it; leave out --replace")
     mine = {key: entry for key, entry in entries.items() if whole is None or graph.get(key.address) is not None}
     users: dict[str, set[str]] = {}
     for key, entry in entries.items():
@@ -154,7 +175,7 @@ def plan(
             needs = entry.record.needs if entry.record.settings else [resource.address for resource in graph]
             for address in (*needs, *whole.needs.get(key.address, ())):
                 users.setdefault(address, set()).add(key.address)
-    return _Planner(graph, mine, observed, run, users).plan()
+    return _Planner(graph, mine, observed, run, users, to_replace).plan()
 
 
 def desired_of(
@@ -298,8 +319,10 @@ class _Planner:
         observed: Mapping[Id, Observed | None],
         run: str,
         users: dict[str, set[str]],
+        to_replace: Collection[str],
     ) -> None:
         """users: resources outside of the graph that stay, by the address they use; extended while planning."""
+        self._to_replace = to_replace
         self._graph = graph
         self._entries = entries
         self._known = _by_address(entries)
@@ -383,10 +406,11 @@ class _Planner:
         return self._create(resource, generation, Action.CREATE, because)
 
     def _present(self, resource: Resource, generation: int, observed: Observed, entry: Entry | None) -> Change:
-        if observed.condition in (Condition.LOST, Condition.BROKEN):
+        if resource.address in self._to_replace or observed.condition in (Condition.LOST, Condition.BROKEN):
             if resource.LIFE is Life.DATA:
                 return self._problem(resource, generation, f"is unusable: {observed.detail}")
             because = f"{observed.condition.value}: {observed.detail}"
+            because = REQUESTED if resource.address in self._to_replace else because
             because = CANCELLED if entry is not None and entry.stopped else because
             return self._create(resource, generation + 1, Action.REPLACE, because)
         if observed.condition is Condition.DONE:
@@ -448,7 +472,9 @@ class _Planner:
             text = f"{record.name} stays because it is used by {_several(users)}; apply without --target to remove it"
             self._notes.append(f"{entry.id}: {text}")
             return None
-        return Change.of(record, Action.FORGET if stays else Action.DELETE, because)
+        if stays:
+            return Change.of(record, Action.FORGET, because)
+        return replace(Change.of(record, Action.DELETE, because), rights=_compared(record, record.settings, {}))
 
     def _problem(self, resource: Resource, generation: int, text: str) -> Change:
         self._problems.append(f"{resource.address}: {resource.name} {text}")
@@ -497,12 +523,27 @@ def _change(
     differences: tuple[Difference, ...] = (),
     settings: Mapping[str, Value] | None = None,
 ) -> Change:
-    grants = resource.grants() if action in (Action.CREATE, Action.REPLACE, Action.UPDATE, Action.ADOPT) else ()
     record = Desired(resource=resource, generation=generation, run="", settings=settings or {}).to_record({})
     return replace(
         Change.of(record, action, because),
         why=resource.why,
         differences=differences,
-        grants=() if resource.brought else grants,
+        rights=() if resource.brought else _changed_rights(record, differences),
         settings=record.settings,
+    )
+
+
+def _changed_rights(record: StateRecord, differences: Sequence[Difference]) -> tuple[RightsChange, ...]:
+    """The rights that a resource with these settings gets; without differences it had none before."""
+    before = {**record.settings, **{item.setting: item.before for item in differences}} if differences else {}
+    return _compared(record, before, record.settings)
+
+
+def _compared(record: StateRecord, before: Mapping[str, Json], after: Mapping[str, Json]) -> tuple[RightsChange, ...]:
+    kind = Resource.OF_KIND.get(record.kind, Resource)
+    old, new = (kind.rights(record.name, settings) if settings else dict[str, "Json"]() for settings in (before, after))
+    return tuple(
+        RightsChange(document=title, before=old.get(title), after=new.get(title))
+        for title in {**old, **new}
+        if old.get(title) != new.get(title)
     )

@@ -213,13 +213,16 @@ class LogLine:
 class Rate:
     """The cost of some replicas while they run. per_hour: US dollars for all of them together; None is unknown.
 
-    what: the machine, for people. source: the price table's name and date, or why the price is unknown. cap_hours: the
-    longest time they may run, all attempts together; None is unlimited. each_start: the cap is for one start, and
-    `skerry up` may restart lost jobs. Only the target's own options count here; the caller applies the run's limit.
+    what: the machine, for people; machine, purchase: its parts. source: the price table's name and date, or why the
+    price is unknown. cap_hours: the longest time they may run, all attempts together; None is unlimited. each_start:
+    the cap is for one start, and `skerry up` may restart lost jobs. Only the target's own options count here; the
+    caller applies the run's limit.
     """
 
     group: str
     what: str
+    machine: str = ""
+    purchase: str = ""
     count: int
     per_hour: float | None
     source: str

@@ -32,6 +32,7 @@ def problems(document: Document, kinds: TargetKinds = _NO_KINDS) -> Iterator[Pro
 
 def _problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
     yield from _duplicate_names(document)
+    yield from _moved_groups(document)
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
     yield from _nothing_to_make_up(document)
@@ -69,6 +70,23 @@ def _sparse_reduction(document: Document) -> Iterator[Problem]:
     where: Where = ("outer", "reduction")
     if document.value(where) == "reduce_scatter" and document.value(("outer", "codec")) == "sparse":
         yield document.problem(where, "codec sparse has no reduce_scatter; write reduction: auto, or remove this")
+
+
+def _moved_groups(document: Document) -> Iterator[Problem]:
+    """A renamed group is in the spec, and no other group has its first name."""
+    moved = document.value(("moved",))
+    names = [document.value(("replicas", index, "name")) for index in range(len(document.entries(("replicas",))))]
+    first: dict[object, str] = {}
+    for name, was in moved.items() if isinstance(moved, dict) else ():
+        where: Where = ("moved", name)
+        if name not in names:
+            yield document.problem(where, f"no group has the new name {name!r}; write NEW-NAME: FIRST-NAME", key=True)
+        elif was in first or was in names:
+            other = first.get(was, was)
+            yield document.problem(
+                where, f"{was!r} is also the name of the group {other!r}; two groups cannot share it"
+            )
+        first.setdefault(was, name)
 
 
 def _too_few_replicas(document: Document) -> Iterator[Problem]:

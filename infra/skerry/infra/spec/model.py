@@ -225,6 +225,13 @@ class Spec(Section):
         Field(default_factory=dict, examples=[{"team": "research"}]),
     ]
     """Tags of all created resources, in addition to skerry's own."""
+    moved: Annotated[
+        dict[Named, Named],
+        BeforeValidator(or_default),
+        Field(default_factory=dict, examples=[{"trainers": "local"}]),
+    ]
+    """Groups that were renamed, each with the name under which the run knows it: its slots, resources and their names
+    stay those of the first name, so nothing is created anew."""
     env: inputs.Env
     """Environment variables of all replicas. They are shown in plans and stored in descriptions of jobs."""
     secrets: inputs.Secrets
@@ -403,7 +410,8 @@ def load(
         raise
     if problems or spec is None:
         raise SpecInvalid(problems)
-    return SpecFile(path=path, spec=spec, written=written)
+    groups = tuple(group.model_copy(update={"name": spec.moved.get(group.name, group.name)}) for group in spec.replicas)
+    return SpecFile(path=path, spec=spec.model_copy(update={"replicas": groups}), written=written)
 
 
 def is_deployed(path: Path, kinds: TargetKinds, overrides: Sequence[str] = ()) -> bool:

@@ -24,7 +24,7 @@ from skerry.infra.clouds.aws.iam import (
 )
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
 from skerry.infra.clouds.shared import Absent, NotYetVisible
-from skerry.infra.provision.graph import Graph, Life, Ref
+from skerry.infra.provision.graph import Graph, Life, Ref, as_json
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
@@ -182,20 +182,14 @@ def test_too_long_policies_are_refused() -> None:
         policy_requests(wanted(replace(ROLE, policies=policies(slots=slots))))
 
 
-def test_grants_name_the_permissions_of_a_role() -> None:
-    role, run = f"role {ROLE.name}", "acme-runs/teams/tiny-gpt"
-    grants = [f"{grant.principal} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
-    assert grants[0] == f"ecs-tasks.amazonaws.com may act as on {role}"
-    assert grants[-1] == f"{role} may do all that the policy allows on {MANAGED}"
-    assert {
-        f"{role} may list on {run}/*",
-        f"{role} may read on {run}/*",
-        f"{role} may write on {run}/heartbeats/batch-0.json",
-        f"{role} may create, never overwrite on {run}/commits/*",
-        f"{role} may delete on {run}/payloads/*",
-    } <= set(grants)
-    waiting = {grant.on for grant in WAITING.grants()}
-    assert {"aws_bucket.store/teams/tiny-gpt/*", "aws_bucket.store/teams/tiny-gpt/commits/*"} <= waiting
+def test_rights_of_a_role_are_its_policy_documents() -> None:
+    settings = {name: as_json(value) for name, value in ROLE.settings().items()}
+    rights = Role.rights(ROLE.name, settings)
+    title = f"role {ROLE.name}"
+    assert [*rights] == [f"{title}: trust policy", f"{title}: policy replica", f"{title}: attached policies"]
+    sent = {request["PolicyName"]: json.loads(request["PolicyDocument"]) for request in policy_requests(wanted(ROLE))}
+    assert rights[f"{title}: policy replica"] == sent["replica"]
+    assert rights[f"{title}: attached policies"] == [MANAGED]
 
 
 def test_role_is_created_before_its_profile() -> None:

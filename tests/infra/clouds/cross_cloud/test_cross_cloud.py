@@ -240,7 +240,6 @@ def test_resources_equal_the_golden_files(ground: RunContext) -> None:
                 "name": resource.name,
                 "settings": plain(resolved(resource.settings(), lambda ref: f"${{{ref.address}.{ref.output}}}")),
                 "after": list(resource.after),
-                "grants": [f"{grant.principal} may {grant.may}: {grant.on}" for grant in resource.grants()],
             }
             for resource in crossing.resources
         }

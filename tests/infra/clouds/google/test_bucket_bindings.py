@@ -19,7 +19,7 @@ from skerry.infra.clouds.google.replica_rules import CREATOR, MOST_PRINCIPALS, R
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts, email_of
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.shared import NotYetVisible
-from skerry.infra.provision.graph import Grant, Ref
+from skerry.infra.provision.graph import as_json
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -149,15 +149,14 @@ def test_policy_equals_the_golden_file() -> None:
         assert len(binding["condition"]["description"]) <= 256
 
 
-def test_grants_name_the_permissions() -> None:
-    account = Ref(address=ACCOUNT.address, output="email", before="serviceAccount:")
-    grants = replace(BINDING, member=account).grants()
-    who = "service account ${google_service_account.vertex-replicas.email}"
-    assert grants[0] == Grant(principal=who, may="read and list", on="acme-runs/teams/tiny-gpt/*")
-    permissions = {(grant.may, grant.on.removeprefix("acme-runs/teams/tiny-gpt/")) for grant in grants[1:]}
-    assert ("create, never overwrite", "commits/*") in permissions
-    assert ("create, never overwrite", "contributions/*/vertex-*") in permissions
-    assert ("write and delete", "heartbeats/vertex-*") in permissions
+def test_rights_are_the_bindings_of_the_policy() -> None:
+    settings = {name: as_json(value) for name, value in ONE.settings.items()}
+    ((title, rights),) = BucketBinding.rights(BINDING.name, settings).items()
+    assert title == f"bucket {BINDING.bucket}: {BINDING.member}"
+    sent = [{"role": row["role"], "condition": row["condition"]["expression"]} for row in bindings_of(ONE)]
+    assert rights == sent
+    # A rule that was changed outside of skerry is shown as it was read.
+    assert [*BucketBinding.rights("x", {**settings, "rules": [{"role": "x"}]}).values()] == [[{"role": "x"}]]
 
 
 def test_limits_of_iam_are_checked_before_writing() -> None:

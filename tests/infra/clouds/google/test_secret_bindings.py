@@ -14,7 +14,6 @@ from skerry.infra.clouds.google.bucket_bindings import changed_policy
 from skerry.infra.clouds.google.secret_bindings import SecretBinding, SecretBindings, binding_of
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts, email_of
 from skerry.infra.clouds.shared import Absent, NotYetVisible
-from skerry.infra.provision.graph import Grant
 
 if TYPE_CHECKING:
     from tests.infra.kit import Listener
@@ -95,7 +94,6 @@ def test_policy_equals_the_golden_file() -> None:
     check_request("secretmanager", "GET", f"v1/{SECRET}:getIamPolicy", **query)
 
 
-def test_grant_names_the_secret() -> None:
-    (grant,) = BINDING.grants()
-    account = f"service account {MEMBER.removeprefix('serviceAccount:')}"
-    assert grant == Grant(principal=account, may="read the secret", on=SECRET)
+def test_rights_name_the_secret_and_its_reader() -> None:
+    (title,) = SecretBinding.rights(BINDING.name, {"secret": SECRET, "member": MEMBER})
+    assert title == f"secret {SECRET}: {MEMBER}"

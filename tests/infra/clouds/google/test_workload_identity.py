@@ -23,7 +23,7 @@ from skerry.infra.clouds.google.workload_identity import (
     provider_name,
     sessions,
 )
-from skerry.infra.provision.graph import Grant, Ref, generation_name
+from skerry.infra.provision.graph import as_json, generation_name
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
@@ -167,10 +167,7 @@ def test_ids_are_short_in_every_generation(stem: str) -> None:
         assert not desired.startswith("gcp-")
 
 
-def test_grants_name_the_admitted_roles() -> None:
-    role = Ref(address="aws_role.batch-0", output="name")
-    assert replace(PROVIDER, roles=(role,)).grants() == (
-        Grant(
-            principal="role ${aws_role.batch-0.name} of 123456789012", may="authenticate to", on="pool skerry-tiny-gpt"
-        ),
-    )
+def test_rights_name_the_admitted_roles() -> None:
+    settings = {name: as_json(value) for name, value in replace(PROVIDER, roles=("batch-0",)).settings().items()}
+    (rights,) = Provider.rights(PROVIDER.name, settings).values()
+    assert rights == {"account": "123456789012", "sessions": PROVIDER.sessions, "roles": ["batch-0"]}

@@ -16,14 +16,13 @@ from skerry.infra.clouds.aws.policies import (
     INLINE_LIMIT,
     Statement,
     document,
-    grants_of,
     normal,
     statements_of,
     text_of,
 )
 from skerry.infra.clouds.aws.tags import PATH, owned_record, owner_of, tag_list, tags_in
 from skerry.infra.clouds.shared import Absent, check_owner, differing, each, of, text, wait_deleted, wait_visible
-from skerry.infra.provision.graph import Grant, Life, Resource, Text, as_json
+from skerry.infra.provision.graph import Life, Resource, Text, as_json
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -49,18 +48,17 @@ class Role(Resource):
     managed: tuple[str, ...] = ()
     max_session_s: int = 3600
 
-    def grants(self) -> tuple[Grant, ...]:
-        """The principals that may act as the role, and its own permissions."""
-        role = f"role {self.name}"
-        trusted = [
-            Grant(principal=str(name), may="act as", on=role)
-            for statement in self.trust
-            for names in (statement.principal or {}).values()
-            for name in names
-        ]
-        attached = [Grant(principal=role, may="do all that the policy allows", on=arn) for arn in self.managed]
-        inline = [grant for statements in self.policies.values() for grant in grants_of(role, statements)]
-        return (*trusted, *inline, *attached)
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        documents = {"trust policy": settings.get("trust"), **_prefixed(settings.get("policies"))}
+        rights = {
+            f"role {name}: {title}": as_json(document(_statements(statements)))
+            for title, statements in documents.items()
+            if statements
+        }
+        attached = as_json(settings.get("managed"))
+        return {**rights, f"role {name}: attached policies": attached} if attached else rights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +373,10 @@ def _parsed(policy: Json) -> Json:
 def _aligned(jsons: Sequence[Json], value: Value) -> Json:
     """The observed value; the desired one's own spelling if both mean the same."""
     return as_json(value) if normal(jsons) == normal(as_json(value)) else list(jsons)
+
+
+def _prefixed(policies: Json) -> dict[str, Json]:
+    return {f"policy {name}": policy for name, policy in policies.items()} if isinstance(policies, Mapping) else {}
 
 
 def _statements(value: Value) -> list[Mapping[str, Value]]:

@@ -9,24 +9,23 @@ deputy problem".
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from skerry.infra.provision.graph import Grant, Ref
+from skerry.infra.provision.graph import Ref
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from skerry.infra.provision.graph import Json, Text, Value
 
 VERSION: Final = "2012-10-17"
 INLINE_LIMIT: Final = 10_240
 """Characters of all inline policies of a role together, without white space (IAM quotas)."""
+
+_PARTITIONS: Final = {"us-gov-": "aws-us-gov", "cn-": "aws-cn"}
 
 Conditions: TypeAlias = Mapping[str, Mapping[str, tuple["Text", ...]]]
 Principal: TypeAlias = Mapping[str, tuple["Text", ...]]
@@ -94,6 +93,11 @@ def statements_of(policy: Json) -> list[dict[str, Json]]:
 def normal(statements: Value) -> str:
     """A text that is equal for statements of equal meaning, in any order. For comparison only."""
     return json.dumps(_sorted(statements), sort_keys=True, default=str)
+
+
+def partition_of(region: str) -> str:
+    """The AWS partition of a region, by its name alone: for plans. Calls use that of the SDK, see `Aws.partition`."""
+    return next((known for start, known in _PARTITIONS.items() if region.startswith(start)), "aws")
 
 
 def joined(start: Text, end: str) -> Text:
@@ -242,6 +246,8 @@ def _written(statement: Statement | Mapping[str, Value]) -> dict[str, Value]:
         "Resource": settings.get("resources"),
         "Condition": settings.get("conditions"),
     }
+    # Never ours; a statement that was changed outside of skerry may have them.
+    named |= {name: value for name, value in settings.items() if name.startswith("Not")}
     return {name: value for name, value in named.items() if value}
 
 
@@ -294,44 +300,3 @@ def _sorted(value: Value) -> Value:
 
 def _unknown(value: object) -> str:
     raise Invalid(f"cannot send a policy with an unresolved reference: {value}")
-
-
-_IN_WORDS: Final = {
-    "s3:ListBucket": "list",
-    "s3:GetObject": "read",
-    "s3:DeleteObject": "delete",
-    "s3:AbortMultipartUpload": "abort multipart uploads to",
-    "logs:CreateLogStream": "create log streams in",
-    "logs:PutLogEvents": "write logs to",
-    "ecr:BatchGetImage": "pull images from",
-    "iam:PassRole": "pass to services",
-    "secretsmanager:GetSecretValue": "read the secret",
-    "ssm:GetParameter": "read the parameter",
-    "kms:Decrypt": "decrypt secrets with",
-}
-_S3: Final = re.compile(r"arn:[^:]*:s3:::(.+)")
-
-
-def grants_of(principal: str, statements: Iterable[Statement]) -> list[Grant]:
-    """The permissions in these statements, in words."""
-    return [
-        Grant(principal=principal, may=_may(statement, action), on=_where(statement, resource))
-        for statement in statements
-        if statement.effect == "Allow"
-        for resource in statement.resources or ("*",)
-        for action in statement.actions
-    ]
-
-
-def _may(statement: Statement, action: str) -> str:
-    if action == "s3:PutObject":
-        return "create, never overwrite" if "s3:if-none-match" in statement.conditions.get("Null", {}) else "write"
-    return _IN_WORDS.get(action, action)
-
-
-def _where(statement: Statement, resource: Text) -> str:
-    below = statement.conditions.get("StringLike", {}).get("s3:prefix", ())
-    # The ARN of a bucket that does not exist yet is a reference.
-    plain = f"{resource.before}{resource.address}{resource.after}" if isinstance(resource, Ref) else resource
-    bucket = match[1] if (match := _S3.fullmatch(plain)) else plain
-    return f"{bucket}/{', '.join(map(str, below))}" if below else bucket

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, statements_of, text_of
+from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, partition_of, statements_of, text_of
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
 from skerry.infra.clouds.shared import (
@@ -78,6 +78,16 @@ class Bucket(Resource):
     abort_uploads_days: int = 1
     expire_days: Mapping[str, int] = field(default_factory=dict[str, int])
     further_rules: tuple[str, ...] = ()
+
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        arn, tls_only = arn_of(name, partition_of(str(settings.get("region")))), settings.get("tls_only") is True
+        statements = bucket_policy(arn, tls_only=tls_only, protected=_texts(settings.get("protected")))
+        # Of a statement that is not ours only the name is known.
+        further = [{"Sid": sid} for sid in _texts(settings.get("further_statements"))]
+        ours = document(statements)
+        return {f"bucket {name}: policy": as_json({**ours, "Statement": [*_sequence(ours["Statement"]), *further]})}
 
 
 # The parts of a bucket: the call that writes each, and the settings in it.
@@ -407,5 +417,9 @@ def _ownership(response: Mapping[str, Any]) -> str:
     return str(rules[0].get("ObjectOwnership")) if rules else "ObjectWriter"
 
 
+def _sequence(value: Value) -> Sequence[Value]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
 def _texts(value: Value) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
+    return [str(item) for item in _sequence(value)]

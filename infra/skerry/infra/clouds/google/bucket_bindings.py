@@ -8,20 +8,21 @@ Sources: Cloud Storage, "Set and manage IAM policies on buckets"; IAM, "Policy" 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from skerry.infra.clouds.google import owner_labels
-from skerry.infra.clouds.google.replica_rules import MOST_PRINCIPALS, MOST_RULES, Rule, expression, grants_of
+from skerry.infra.clouds.google.replica_rules import MOST_PRINCIPALS, MOST_RULES, Rule, expression
 from skerry.infra.clouds.google.session import delete_if_present
 from skerry.infra.clouds.shared import VISIBLE_S, Absent, bucket_of, check_owner, of, text, wait_for
-from skerry.infra.provision.graph import Grant, Resource, Text, as_json
+from skerry.infra.provision.graph import Resource, Text, as_json
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.graph import Json, Value
@@ -47,9 +48,14 @@ class BucketBinding(Resource):
     member: Text
     rules: tuple[Rule, ...]
 
-    def grants(self) -> tuple[Grant, ...]:
-        """The principal's permissions in the bucket."""
-        return tuple(grants_of(principal_in_words(self.member), self.bucket, self.rules))
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        del name
+        bucket, member, rules = (settings.get(setting) for setting in ("bucket", "member", "rules"))
+        if not isinstance(rules, Sequence) or isinstance(rules, str):
+            return {}
+        return {f"bucket {bucket}: {member}": [_as_binding(str(bucket), rule) for rule in rules]}
 
 
 def bindings_of(desired: Desired) -> list[dict[str, Any]]:
@@ -192,10 +198,14 @@ class BucketBindings:
         return self._google.call("storage", method, path, body=body, query=query)
 
 
-def principal_in_words(member: Text) -> str:
-    """The principal for people: a role of AWS by its name, an account by its address."""
-    kind, role, name = str(member).rpartition("/attribute.aws_role/")
-    return f"AWS role {name}" if role else f"service account {kind}{name.removeprefix('serviceAccount:')}"
+def _as_binding(bucket: str, rule: Json) -> Json:
+    """A rule in the form of the policy; one that was changed outside of skerry as it was read."""
+    match rule:
+        case {"role": str(role), "keys": [*keys], "title": str(title)}:
+            written = Rule(title=title, role=role, keys=tuple(map(str, keys)), listing=rule.get("listing") is True)
+            return {"role": role, "condition": expression(bucket, written)}
+        case _:
+            return rule
 
 
 def _outputs(name: str, bucket: str) -> dict[str, str]:

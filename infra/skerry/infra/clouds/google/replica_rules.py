@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.provision.graph import Grant
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 VIEWER: Final = "roles/storage.objectViewer"
 """Reads, and lists."""
@@ -45,8 +44,6 @@ _SHARED: Final = (keys.EXCHANGES, keys.COMMITS)
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
 # A prefix is put into expressions unchanged: these characters have a meaning there.
 _SPECIAL: Final = frozenset("*?$\"'\\{}\n")
-
-_IN_WORDS: Final = {VIEWER: "read and list", CREATOR: "create, never overwrite", USER: "write and delete"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +121,6 @@ def operators(condition: str) -> int:
     return condition.count("&&") + condition.count("||")
 
 
-def grants_of(principal: str, bucket: str, rules: Iterable[Rule]) -> list[Grant]:
-    """The permissions in these rules, in words."""
-    return [
-        Grant(principal=principal, may=_IN_WORDS.get(rule.role, rule.role), on=f"{bucket}/{_readable(pattern)}")
-        for rule in rules
-        for pattern in rule.keys
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Name:
     """A slot, or the common prefix of a group's slots."""
@@ -190,7 +178,3 @@ def _test(pattern: str) -> str:
 
 def _is_start(pattern: str) -> bool:
     return not pattern or pattern.endswith(("/", "-"))
-
-
-def _readable(pattern: str) -> str:
-    return pattern.replace(ANY, "*") + ("*" if _is_start(pattern) else "")

@@ -18,12 +18,11 @@ from skerry.infra.clouds.google.bucket_bindings import (
     mark_of,
     members_of,
     name_of,
-    principal_in_words,
     same_bindings,
 )
 from skerry.infra.clouds.google.session import delete_if_present
 from skerry.infra.clouds.shared import VISIBLE_S, Absent, check_owner, of, text, wait_for
-from skerry.infra.provision.graph import Grant, Resource, Text
+from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -52,9 +51,12 @@ class SecretBinding(Resource):
     secret: str
     member: Text
 
-    def grants(self) -> tuple[Grant, ...]:
-        """The principal's permission."""
-        return (Grant(principal=principal_in_words(self.member), may="read the secret", on=self.secret),)
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        del name
+        binding: Json = {"role": ACCESSOR, "condition": _VERSIONS_ONLY}
+        return {f"secret {settings.get('secret')}: {settings.get('member')}": [binding]}
 
 
 def binding_of(desired: Desired) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.session import delete_if_present
 from skerry.infra.clouds.shared import Absent, check_owner, differing, each, wait_visible
-from skerry.infra.provision.graph import Grant, Resource, Text
+from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -77,12 +77,11 @@ class Provider(Resource):
     aws_role: str = ROLE
     enabled: bool = True
 
-    def grants(self) -> tuple[Grant, ...]:
-        """The roles that are admitted."""
-        where = f"pool {self.name.partition('/')[0]}"
-        return tuple(
-            Grant(principal=f"role {role} of {self.account}", may="authenticate to", on=where) for role in self.roles
-        )
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        admitted = {setting: settings[setting] for setting in ("account", "sessions", "roles") if setting in settings}
+        return {f"pool {name.partition('/')[0]}: admitted roles of AWS": admitted}
 
 
 def pool_id(stem: str) -> str:

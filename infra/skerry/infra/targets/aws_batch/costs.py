@@ -76,6 +76,8 @@ def group_rate(
     return Rate(
         group=group.name,
         what=f"{' or '.join(target.instance_types)}, {kind}, in {target.region}",
+        machine=" or ".join(target.instance_types),
+        purchase=kind,
         count=group.count,
         per_hour=per_hour,
         source=source,

@@ -37,6 +37,7 @@ def _rate(hardware: Sequence[JobHardwareInfo] | str, limits: Limits, group: Repl
     return Rate(
         group=group.name,
         what=f"{target.flavor} in the namespace {target.namespace}",
+        machine=target.flavor,
         count=group.count,
         per_hour=per_hour,
         source=source,

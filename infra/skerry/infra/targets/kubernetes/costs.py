@@ -28,6 +28,7 @@ def _rate(limits: Limits, group: Replicas) -> Rate:
     return Rate(
         group=group.name,
         what=f"{target.cpu} CPU{gpus} in the namespace {target.namespace}",
+        machine=f"{target.cpu} CPU{gpus}",
         count=group.count,
         per_hour=None,
         source="the nodes of a cluster have no price here",

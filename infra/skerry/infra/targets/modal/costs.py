@@ -38,6 +38,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     return Rate(
         group=group.name,
         what=f"a sandbox of {target.cpu:g} cores{with_gpus} in the environment {target.environment}",
+        machine=f"{target.cpu:g} cores{with_gpus}",
         count=group.count,
         per_hour=None if missing else group.count * sum(usd for usd, _ in known),
         source=f"no price of {' and '.join(missing)} at Modal" if missing else str(known[0][1]),

@@ -30,6 +30,8 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     return Rate(
         group=group.name,
         what=f"{target.instance}, {'spot' if target.spot else 'on demand'}, in {target.region}",
+        machine=target.instance,
+        purchase="spot" if target.spot else "on demand",
         count=group.count,
         per_hour=None if each is None else group.count * each,
         source=source,

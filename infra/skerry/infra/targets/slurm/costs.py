@@ -30,6 +30,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     return Rate(
         group=group.name,
         what=f"partition {machine}{gpus}, {target.cpus} CPUs, at {target.region}",
+        machine=f"partition {machine}{gpus}, {target.cpus} CPUs",
         count=group.count,
         per_hour=None if price is None else group.count * price.usd,
         source=f"no price of {machine} at {target.region}" if price is None else str(price),

@@ -34,6 +34,8 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     return Rate(
         group=group.name,
         what=f"{target.machine}{inside}, {target.scheduling.replace('_', ' ')}, in {target.region}",
+        machine=f"{target.machine}{inside}",
+        purchase=target.scheduling.replace("_", " "),
         count=group.count,
         per_hour=None if each is None else group.count * each,
         source=source,

@@ -1,0 +1,145 @@
+"""A plan for a reviewer: its order, its rights as a diff, saved plans without a cloud, and the commands beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.infra.deploy.account import queue_of, skerry
+
+from skerry.infra.cli import plan_text
+from skerry.infra.provision.plan import Action, Change, RightsChange
+
+if TYPE_CHECKING:
+    from skerry.testing.sandbox import Sandbox
+
+ROLE = "aws_role.b-0"
+
+
+def change_of(**values: object) -> Change:
+    fields = {"action": Action.UPDATE, "address": ROLE, "generation": 0, "kind": "aws_role", "name": "r", "region": ""}
+    return Change(**{**fields, **values})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_plan_has_the_table_first_and_the_cap_last(spec: str) -> None:
+    lines = skerry("plan", spec).output.splitlines()
+    assert lines[1].split() == ["group", "where", "machines", "purchase", "$/h", "cap", "image"]
+    assert re.match(r"  b +aws us-east-1 +c7i.large x 1 +on demand +\$0.10 +\$2.41 in 24 h +1234567890", lines[2])
+    changes = [number for number, line in enumerate(lines) if re.match(r"  \+   \w", line)]
+    rights = lines.index("rights that change:")
+    assert changes[0] == 3
+    assert changes == list(range(3, 3 + len(changes)))
+    assert changes[-1] < rights < len(lines) - 2
+    assert lines[-2].startswith("plan: ")
+    assert lines[-1].startswith("together $0.10/h; at most $2.41")
+
+
+def test_rights_of_a_new_role_are_its_whole_policy(spec: str) -> None:
+    output = skerry("plan", spec).output
+    assert "${" not in output
+    assert re.search(r"\+\+\+ role skerry-tiny-\w+-b-0: policy run", output)
+    assert '(arn of aws_bucket.store)/runs/tiny/contributions/????????-????/b-0.json"' in output
+    assert '"s3:if-none-match"' in output
+    assert "${" not in skerry("plan", spec, "-v").output
+
+
+def test_changed_rights_are_a_diff(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    iam = skerry_sandbox.client("iam")
+    (role,) = (name for name in skerry_sandbox.inventory()["role"] if name.endswith("-b-0"))
+    more = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.put_role_policy(RoleName=role, PolicyName="more", PolicyDocument=json.dumps(more))
+    lines = skerry("plan", spec).output.splitlines()
+    start = lines.index(f"  --- role {role}: policy more")
+    assert lines[start + 1] == "  +++ nothing"
+    assert '  -      "Action": ["s3:*"],' in lines[start:]
+    # Destroying it takes the rights away.
+    assert f"  --- role {role}: policy run" in skerry("plan", spec, "--destroy").output
+
+
+def test_equal_rights_of_replicas_are_shown_once() -> None:
+    changes = [
+        change_of(rights=(RightsChange(document=f"role {n}", before={"on": f"b-{n}", "x": 1}, after={"on": f"b-{n}"}),))
+        for n in (0, 1)
+    ]
+    shown = [line.plain for line in plan_text.rights_lines(changes)]
+    assert shown[:3] == ["rights that change:", "  --- role 0, and 1 more like it", "  +++ role 0, and 1 more like it"]
+    assert '  -  "x": 1' in shown
+    assert not [line for line in shown if "b-1" in line]
+
+
+def test_changes_are_wrapped_to_the_terminal_and_never_cut() -> None:
+    why = "what this is for, " * 8
+    change = change_of(action=Action.CREATE, why=why, settings={"home": "${HOME}", "arn": "${aws_role.x.arn}/y"})
+    lines = [line.plain for line in plan_text.change_lines([change], verbose=True, width=60)]
+    assert max(map(len, lines)) <= 60
+    assert " ".join(" ".join(lines).split()).startswith(f"+ {ROLE} r {why.strip()}")
+    # A variable of the user's own keeps its text.
+    assert lines[-2:] == ["        home: ${HOME}", "        arn: (arn of aws_role.x)/y"]
+
+
+def test_saved_plan_is_shown_without_a_cloud(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    saved = tmp_path / "plan.json"
+    printed = skerry("plan", spec, "--out", str(saved)).output
+    Path(spec).unlink()
+    skerry_sandbox.calls.clear()
+    assert skerry("show", str(saved)).output == printed
+    assert json.loads(skerry("show", str(saved), "--json").stdout)["review"]["total"] in printed
+    assert list(skerry_sandbox.calls) == []
+    assert "is not a plan" in skerry("show", str(tmp_path / "train" / "train.py"), code=2).stderr
+
+
+def test_saved_removal_is_applied_or_refused(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    saved = tmp_path / "destroy.json"
+    assert "-   aws_batch_queue.b" in skerry("plan", spec, "--destroy", "--out", str(saved)).output
+    skerry("apply", spec, "--auto-approve", "--replace", "aws_batch_job.b-0")
+    assert "stale plan: serial" in skerry("apply", str(saved), code=1).stderr
+    assert skerry_sandbox.inventory()["job queue"]
+    skerry("plan", spec, "--destroy", "--out", str(saved))
+    # The bucket with the run in it is left, as after `skerry destroy` without --data.
+    skerry("apply", str(saved), code=1)
+    assert set(skerry_sandbox.inventory()) == {"bucket"}
+    assert "leave out --target" in skerry("plan", spec, "--destroy", "--target", ROLE, code=2).stderr
+
+
+def test_replace_creates_the_next_generation(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    (job,) = skerry_sandbox.inventory()["job"]
+    assert "because: named by --replace" in skerry("plan", spec, "--replace", "aws_batch_job.b-0").output
+    skerry("apply", spec, "--auto-approve", "--replace", "aws_batch_job.b-0", "--parallelism", "1")
+    assert skerry_sandbox.inventory()["job"] == (f"{job}-g1",)
+    assert "is never replaced" in skerry("plan", spec, "--replace", "aws_bucket.store", code=2).stderr
+    assert "no resource aws_x.y" in skerry("plan", spec, "--replace", "aws_x.y", code=2).stderr
+
+
+def test_state_output_and_graph_show_the_resources(spec: str, skerry_sandbox: Sandbox) -> None:
+    assert "no state at" in skerry("state", "list", spec, code=2).stderr
+    planned = skerry("graph", spec).stdout
+    skerry("apply", spec, "--auto-approve")
+    queue = queue_of(skerry_sandbox)
+    assert re.search(rf"^aws_batch_queue.b +{queue}$", skerry("state", "list", spec).stdout, re.MULTILINE)
+    shown = json.loads(skerry("state", "show", "aws_batch_queue.b", spec).stdout)
+    assert (shown["name"], shown["settings"]["priority"]) == (queue, 1)
+    assert "no resource aws_x.y" in skerry("state", "show", "aws_x.y", spec, code=2).stderr
+    arn = skerry("output", spec, "--name", "aws_bucket.store.arn").stdout.strip()
+    assert arn == "arn:aws:s3:::acme-skerry"
+    assert f"aws_bucket.store.arn = {arn}" in skerry("output", spec).stdout
+    assert json.loads(skerry("output", spec, "--json").stdout)["outputs"]["aws_bucket.store.name"] == "acme-skerry"
+    dot = skerry("graph", spec).stdout
+    assert dot.startswith('digraph "s3://acme-skerry/runs/tiny" {')
+    assert '  "aws_batch_queue.b" -> "aws_batch_environment.b";' in dot.splitlines()
+    assert planned == dot == skerry("graph", spec, "--planned").stdout
+
+
+def test_renamed_group_keeps_its_resources(spec: str) -> None:
+    skerry("apply", spec, "--auto-approve")
+    path = Path(spec)
+    path.write_text(path.read_text().replace("- name: b", "- name: trainers"))
+    assert "-   aws_batch_queue.b" in skerry("plan", spec).output
+    path.write_text(path.read_text() + "moved: {trainers: b}\n")
+    output = skerry("plan", spec, "--detailed-exitcode").output
+    assert "14 unchanged" in output
+    assert output.splitlines()[2].split()[0] == "trainers"
