@@ -65,8 +65,9 @@ def test_jobs_read_the_copy_and_get_no_right_to_the_source(
     output = skerry("plan", path).output
     assert f"init_from: the checkpoint of {source.uri}@2, " in output
     assert "apply copies it into the run\n  replicas read the copy; they get no right to that run\n" in output
-    rights = output.partition("it grants these rights:")[2]
+    rights = output.partition("rights that change:")[2].partition("\ncode: ")[0]
     assert "acme-data" not in rights
+    assert rights
     saved = tmp_path / "plan.json"
     skerry("plan", path, "--out", str(saved))
     binding = json.loads(saved.read_text())["binding"]["init_from"]

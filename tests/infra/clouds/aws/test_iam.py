@@ -189,7 +189,7 @@ def test_rights_of_a_role_are_its_policy_documents() -> None:
     assert [*rights] == [f"{title}: trust policy", f"{title}: policy replica", f"{title}: attached policies"]
     sent = {request["PolicyName"]: json.loads(request["PolicyDocument"]) for request in policy_requests(wanted(ROLE))}
     assert rights[f"{title}: policy replica"] == sent["replica"]
-    assert rights[f"{title}: attached policies"] == [MANAGED]
+    assert rights[f"{title}: attached policies"] == [*ROLE.managed]
 
 
 def test_role_is_created_before_its_profile() -> None:
