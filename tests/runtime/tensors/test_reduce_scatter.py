@@ -190,6 +190,24 @@ def test_member_elsewhere_waits_for_makers_at_work_up_to_its_limit() -> None:
     assert 20.0 <= clock.now() - began < 25.0
 
 
+def test_member_elsewhere_looks_again_after_a_look_as_long_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, clock = Fleet(large(), 3), FakeClock()
+    fleet.makers = ["r-0"]
+    read = fleet.store.read
+
+    def slow(*arguments: object) -> memoryview | None:
+        monkeypatch.setattr(fleet.store, "read", read)
+        absent = read(*arguments)  # type: ignore[arg-type]
+        fleet.reduce("r-0", clock=FakeClock())
+        clock.advance(30.0)
+        return absent
+
+    monkeypatch.setattr(fleet.store, "read", slow)
+    fleet.reduce("r-2", clock=clock, at_work=lambda _: True, limit_s=20.0)
+    assert units(fleet, "r-0")
+    assert not units(fleet, "r-2")
+
+
 def test_units_of_dead_makers_are_made_by_any_member() -> None:
     fleet = Fleet(large(), 3)
     fleet.makers = ["r-1"]

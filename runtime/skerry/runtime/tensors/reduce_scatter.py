@@ -137,7 +137,7 @@ class _Work:
         self._downloaded_bytes = self._requests = 0
         self._counting = threading.Lock()
         self._waited_s = self._longest_s = 0.0
-        self._made_at = clock.now()
+        self._made_at = self._looked_at = clock.now()
         self._missing = list(range(len(reducer.plan)))
         self._read_from: dict[int, str] = {}
 
@@ -188,7 +188,8 @@ class _Work:
             return False
         longest_s = max(FAR_BEHIND * self._longest_s, 15 * self._store.profile.poll_cap)
         limit_s = min(self._scatter.limit_s, longest_s if self._longest_s else MAX_PATIENCE_S)
-        is_behind = self._clock.now() - self._made_at >= limit_s
+        # What a look has not shown was missing when it began: an answer may take as long as the limit itself.
+        is_behind = self._looked_at - self._made_at >= limit_s
         return not is_behind and self._scatter.at_work({self._scatter.owner(unit) for unit in self._missing})
 
     def _sample(self) -> Sample | None:
@@ -220,7 +221,7 @@ class _Work:
     def _read(self, makers: Sequence[Callable[[int], str]]) -> bool:
         """Take what these makers of each missing unit have published. Returns whether there was anything."""
         before = len(self._missing)
-        began = self._clock.now()
+        self._looked_at = began = self._clock.now()
         members = self._scatter.members
         # All begin at another member, so that not all read the same units at once.
         place = 0 if self._scatter.mine is None else members.index(self._scatter.mine) + 1
