@@ -4,7 +4,7 @@ torch.VARIANT.lock has torch and its closure, a layer of their own; rest.lock ev
 build.lock what builds skerry's own wheel, and is never in the image.
 Versions are those of constraints.txt, chosen by pip for this machine: Python 3.11 on x86-64 Linux. The sha256 of a
 wheel is the same in every index; its size in bytes, packed and unpacked, is beside it. `scripts/image lock [VARIANT]`
-needs an index with torch's wheels, e.g. with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu (or cu126).
+needs an index with torch's wheels, e.g. with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ HERE: Final = ROOT / "images/replica"
 # torch's pin has a local part here.
 PINS: Final = re.findall(r"^(?!torch==)[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 [VERSION] = re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-VARIANTS: Final = {"cpu": f"torch=={VERSION}+cpu", "gpu": f"torch==={VERSION}", "cu12": f"torch=={VERSION}+cu126"}
-"""cu12 is for drivers that are too old for CUDA 13, which `gpu` has. Its wheels are on PyTorch's own index only."""
+VARIANTS: Final = {"cpu": f"torch=={VERSION}+cpu", "gpu": f"torch==={VERSION}", "cu12": "torch===2.10.0"}
+"""cu12 is for drivers that are too old for CUDA 13, which `gpu` has: the last torch on PyPI that brings CUDA 12."""
 HEAD: Final = "# Written by `scripts/image lock` from pyproject.toml and constraints.txt. Python 3.11, x86-64 Linux.\n"
 
 
 def main() -> None:
-    """Write the locks of the variants, by default cpu and gpu; fails if they disagree on what is not torch's."""
+    """Write the locks of the variants, by default all; fails if they disagree on what is not torch's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # pip installs in the build and stays for images built on this one.
     needed = [*project["dependencies"], *project["optional-dependencies"]["runtime"], "pip"]
     others: set[str] = set()
-    for variant in sys.argv[1:] or ("cpu", "gpu"):
+    for variant in sys.argv[1:] or VARIANTS:
         # numpy belongs to torch's layer: torch works without it but is never used so.
         torch = resolve([VARIANTS[variant], "numpy"])
         write(f"torch.{variant}", torch)

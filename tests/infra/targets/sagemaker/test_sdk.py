@@ -6,7 +6,7 @@ Its package for jobs is laid over the environment by `scripts/test --nightly`; i
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import pytest
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.testing.sandbox import Sandbox
 
-TrainingJob = pytest.importorskip("sagemaker.core.resources", reason="Amazon's SDK is not here").TrainingJob
+TrainingJob: Any = pytest.importorskip("sagemaker.core.resources", reason="Amazon's SDK is not here").TrainingJob
 
 
 @pytest.fixture
@@ -57,24 +57,28 @@ def test_sdk_reads_lists_and_stops_the_jobs_of_a_run(scene: Scene, session: boto
 def test_sdk_would_send_the_planned_request(scene: Scene, session: boto3.Session) -> None:
     planned: Any = ready(requests.job(scene.wanted_jobs()[0]))
     sent = list[dict[str, Any]]()
-    session.events.register(
-        "provide-client-params.sagemaker.CreateTrainingJob", lambda params, **_: sent.append(params)
-    )
+    events: Any = session.events
+
+    def record(params: dict[str, Any], **_: Any) -> None:
+        sent.append(params)
+
+    events.register("provide-client-params.sagemaker.CreateTrainingJob", record)
     with pytest.raises(Exception, match="ResourceInUse"):
         TrainingJob.create(**snake_case(planned), session=session, region="us-east-1")
     assert sent == [planned]
 
 
 def snake_case(request: Any) -> Any:
-    """The request in the SDK's words; names of variables and tags are values, and remain."""
-    if isinstance(request, list):
-        return [snake_case(item) for item in request]
-    if not isinstance(request, dict):
-        return request
-    same = {"Environment", "HyperParameters"}
-    return {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower(): value
-        if name in same
-        else snake_case(value)
-        for name, value in request.items()
-    }
+    """The request in the SDK's words; names of variables are values, and remain."""
+    match request:
+        case list():
+            return [snake_case(item) for item in cast("list[Any]", request)]
+        case dict():
+            items = cast("dict[str, Any]", request).items()
+            return {_word(key): value if key == "Environment" else snake_case(value) for key, value in items}
+        case _:
+            return request
+
+
+def _word(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
