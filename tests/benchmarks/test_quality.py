@@ -7,7 +7,6 @@ import argparse
 import copy
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,22 +20,10 @@ from skerry.infra.spec.model import Outer
 from skerry.infra.targets import samples
 from skerry.runtime.protocol.quorum import Grace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 OPTIONS = argparse.Namespace(**MODEL)
 STEPS = 3
 BLOCKS = ("bf16", "int8", "int4", "int2")
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Pieces this small are slower on several threads, and many times slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def whole(replicas: int, steps: int = STEPS) -> Round:
