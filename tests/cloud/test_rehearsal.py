@@ -10,14 +10,14 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 from tests.cloud import settings as names
 from tests.cloud.place import Place, placed
+from tests.support.forked import ForkedProcess
 
 from skerry.infra import targets
 from skerry.infra.run import local_preflight
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ROOT: Final = Path(__file__).parents[2]
 DIGEST: Final = f"sha256:{'1' * 64}"
 SERVICES: Final = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "sts")
 # Two of moto's writers can both be told that they won: it looks and writes without a lock.
@@ -48,15 +47,24 @@ OTHERS: Final = {names.KUBERNETES_NAMESPACE, names.SLURM_PYTHON, names.HF_NAMESP
 """The first setting of each place outside both clouds."""
 
 
-def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "cloud", *words]
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> Ended:
+    imported = "ignore::pytest.PytestAssertRewriteWarning"  # this process has it from the one that it is forked from
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-W", imported, "-q", "-m", "cloud", *words]
     home = {"PATH": os.environ["PATH"], "HOME": os.devnull}
-    return subprocess.run(
-        command, cwd=ROOT, env={**home, **environment}, capture_output=True, text=True, check=False, timeout=within_s
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        with ForkedProcess(command, {**home, **environment}, output, errors=errors) as process:
+            code = process.wait(within_s)
+        return Ended(code, output.read_text(), errors.read_text())
 
 
-def counts(response: subprocess.CompletedProcess[str]) -> dict[str, int]:
+def counts(response: Ended) -> dict[str, int]:
     """passed, failed, skipped, ... by the last line."""
     return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", response.stdout.splitlines()[-1])}
 

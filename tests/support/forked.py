@@ -22,6 +22,7 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # The first optimizer imports torch._dynamo.
 _CONTEXT.set_forkserver_preload(
     [
+        "hypothesis",
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.run",
@@ -29,6 +30,8 @@ _CONTEXT.set_forkserver_preload(
         "torchft.local_sgd",
         "skerry.runtime.replica",
         "skerry.infra.cli.app",
+        "skerry.testing.sandbox",
+        "skerry.testing.google",
     ]
 )
 

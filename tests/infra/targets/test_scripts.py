@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.deploy.account import DIGEST, IMAGE
-from tests.infra.targets.runs import BatchRun, HfJobsRun, ModalRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, HfJobsRun, SageMakerRun, TargetRun, VertexRun
 from tests.support.scripts import ROOT, dry_run, loads
 from tests.support.scripts import run as run_script
 
@@ -23,10 +23,8 @@ OF_ANOTHER_PROJECT: Final = "us-central1-docker.pkg.dev/team-images/skerry/repli
     ("run", "script", "repository"),
     [
         (BatchRun, "scripts/deploy-batch", ECR),
-        (SageMakerRun, "scripts/deploy-sagemaker", ECR),
         (VertexRun, "scripts/deploy-vertex", OF_ANOTHER_PROJECT),
         (HfJobsRun, "scripts/deploy-hf-jobs", "ghcr.io/acme/skerry"),
-        (ModalRun, "scripts/deploy-modal", "ghcr.io/acme/skerry"),
     ],
     indirect=["run"],
 )
@@ -45,6 +43,15 @@ def test_dry_run_shows_all_steps_and_creates_nothing(run: TargetRun, script: str
     assert run.sandbox.calls.writes == []
     assert run.sandbox.inventory() == {}
     assert DIGEST in spec.read_text()
+
+
+@pytest.mark.parametrize("target", ["batch", "hf-jobs", "kubernetes", "modal", "sagemaker", "slurm", "vertex"])
+def test_scripts_of_all_targets_run_the_same_steps(target: str) -> None:
+    script = f"scripts/deploy-{target}"
+    interpreter, usage, *lines = (ROOT / script).read_text().splitlines()
+    assert interpreter == "#!/usr/bin/env bash"
+    assert usage.startswith(f"# {script} SPEC [options]    from this checkout to replicas that train on ")
+    assert [line for line in lines if not line.startswith("#")] == ['source "$(dirname "$0")/_deploy"']
 
 
 def test_repository_of_a_removed_group_is_not_created(batch_run: BatchRun) -> None:

@@ -34,13 +34,16 @@ _COMMON_PARAMETERS: Final = {"$alt": {"type": "string"}, "$prettyPrint": {"type"
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method of a service. id: as in the document, `iam.projects.serviceAccounts.create`."""
+    """One method of a service. id: as in the document, `iam.projects.serviceAccounts.create`.
+
+    flat_path: the path with a {name} for each segment. named_path: with {name} and {+name} for the parameters.
+    """
 
     id: str
     document: Document
     http: str
-    shape: re.Pattern[str]
-    names: re.Pattern[str]
+    flat_path: str
+    named_path: str
     definition: Mapping[str, Any]
 
     @property
@@ -50,9 +53,20 @@ class Method:
 
     def named(self, path: str) -> dict[str, str] | None:
         """Return the parameters in a raw path; None if it is not a path of this method."""
-        if self.shape.fullmatch(path) is None or (match := self.names.fullmatch(path)) is None:
+        if "{+" not in self.flat_path and path.count("/") != self.flat_path.count("/"):
+            return None
+        if self._shape.fullmatch(path) is None or (match := self._names.fullmatch(path)) is None:
             return None
         return {name: unquote(value) for name, value in match.groupdict().items()}
+
+    # Compiled when they are used: a service has a thousand methods, and a test calls a few.
+    @functools.cached_property
+    def _shape(self) -> re.Pattern[str]:
+        return _pattern(self.flat_path, named=False)
+
+    @functools.cached_property
+    def _names(self) -> re.Pattern[str]:
+        return _pattern(self.named_path, named=True)
 
     def problems(self, names: Mapping[str, str], query: Mapping[str, Sequence[str]], body: object) -> Iterator[str]:
         """Yield the problems of a request of this method. body: None without a body."""
@@ -118,8 +132,8 @@ class Document:
                 id=definition["id"],
                 document=self,
                 http=definition["httpMethod"],
-                shape=_pattern(self._root + definition.get("flatPath", definition["path"]), named=False),
-                names=_pattern(self._root + definition["path"], named=True),
+                flat_path=self._root + definition.get("flatPath", definition["path"]),
+                named_path=self._root + definition["path"],
                 definition=definition,
             )
         for below in part.get("resources", {}).values():

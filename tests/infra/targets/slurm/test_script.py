@@ -1,4 +1,4 @@
-"""The scripts that deploy a run to a cluster of the user's own, as dry runs."""
+"""The script that deploys a run to a Slurm cluster, as a dry run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.deploy.account import DIGEST
-from tests.infra.targets.runs import KubernetesRun
 from tests.support.scripts import dry_run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.infra.targets.runs import ClusterAndAccount
 
 pytestmark = pytest.mark.slow
 SLURM: Final = """\
@@ -24,24 +20,6 @@ code: {{path: ., command: [python, train.py]}}
 outer: {{rounds: 4}}
 replicas: [{{name: a, count: 2, target: {{kind: slurm, container: apptainer}}}}]
 """
-
-
-def test_dry_run_for_kubernetes_pushes_the_image_and_creates_nothing(
-    kubernetes_place: ClusterAndAccount, tmp_path: Path
-) -> None:
-    run = KubernetesRun(tmp_path, kubernetes_place)
-    spec = run.write_spec()
-    steps, plan = dry_run("scripts/deploy-kubernetes", spec, run.environment)
-    assert steps == [
-        "+ scripts/image build --variant cpu",
-        f"+ scripts/image ship {spec} --variant cpu",
-        f"+ skerry plan {spec} --set=image=ghcr.io/acme/skerry@sha256:... --out {spec}.plan",
-        f"+ skerry apply {spec}.plan",
-    ]
-    assert "kubernetes_job.a-{0..1}" in plan
-    assert run.sandbox.calls.writes == []
-    assert run.sandbox.inventory() == {}
-    assert DIGEST in spec.read_text()
 
 
 def test_dry_run_for_slurm_builds_no_image(tmp_path: Path) -> None:
