@@ -72,7 +72,7 @@ def derived(engine: Engine, image: str) -> Iterator[str]:
 
 def test_image_is_small_and_has_its_labels(engine: Engine, image: str) -> None:
     result = engine.images.inspect(image)
-    assert result["Size"] <= 822e6
+    assert result["Size"] <= 820e6
     history = ["docker", "history", "--human=false", "--format", "{{.Size}}", image]
     assert int(subprocess.run(history, capture_output=True, check=True).stdout.split()[0]) <= 20e6, "our own layer"
     labels = result["Config"]["Labels"]
