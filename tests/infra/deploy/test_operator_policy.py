@@ -76,6 +76,7 @@ NAMES: Final = (
 # Calls that need a right for two resources.
 KINDS: Final = {"ec2:CreateSecurityGroup": (":security-group/", ":vpc/")}
 TAG: Final = "skerry:run"
+BOUNDARY: Final = "arn:aws:iam::123456789012:policy/skerry-boundary"
 JUDGED_BY_MOTO: Final = {"s3:ResourceAccount"}
 # Allowed without any right.
 FREE: Final = {"sts:GetCallerIdentity"}
@@ -111,7 +112,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
 @pytest.fixture
 def spec(tmp_path: Path) -> str:
     path = write_spec(tmp_path, count=1)
-    path.write_text(path.read_text() + "      spot: true\n")
+    path.write_text(path.read_text() + f"      spot: true\naws: {{permissions_boundary: '{BOUNDARY}'}}\n")
     return str(path)
 
 
@@ -163,6 +164,7 @@ def change_outside(sandbox: Sandbox) -> str:
     role = next(name for name in inventory["role"] if name.endswith("-execution"))
     iam.update_role(RoleName=role, MaxSessionDuration=7200)
     iam.update_assume_role_policy(RoleName=role, PolicyDocument=TRUST)
+    iam.delete_role_permissions_boundary(RoleName=role)
     iam.put_role_policy(RoleName=role, PolicyName="more", PolicyDocument=MORE)
     groups = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": list(inventory["security group"])}])
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
@@ -266,7 +268,11 @@ def name_in(call: Call) -> str:
 
 
 def required_rights(call: Call, owners: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rights that a call needs, each with the values of the condition keys."""
+    """The rights that a call needs, each with the values of the condition keys.
+
+    Roles get their boundary in the call that creates them, or before any policy.
+    """
+    bound = "" if call.operation in ("CreateRole", "PutRolePermissionsBoundary") else BOUNDARY
     container = call.params.get("containerProperties", {})
     context = {
         "aws:requesttag/skerry:run": tags_of(call.params).get(TAG, ""),
@@ -275,6 +281,7 @@ def required_rights(call: Call, owners: Mapping[str, str]) -> Iterator[tuple[str
         "ec2:createaction": call.operation,
         "iam:awsservicename": call.params.get("AWSServiceName", ""),
         "iam:passedtoservice": "",
+        "iam:permissionsboundary": call.params.get("PermissionsBoundary", bound),
         "iam:policyarn": call.params.get("PolicyArn", ""),
         "s3:resourceaccount": "123456789012",
     }
@@ -358,6 +365,15 @@ def test_conditions_refuse_what_they_are_written_for(sandbox: Sandbox) -> None:
     # A right to tag existing resources would allow to adopt and then delete them.
     assert not judged("ec2:CreateTags", Tags=specification[0]["Tags"])
     assert not judged("iam:CreateServiceLinkedRole", AWSServiceName="ecs.amazonaws.com")
+    # Without the boundary a role with any rights could be created, and passed to a job.
+    tags = [{"Key": TAG, "Value": run}]
+    assert judged("iam:CreateRole", Tags=tags, PermissionsBoundary=BOUNDARY)
+    assert not judged("iam:CreateRole", Tags=tags)
+    assert not judged(
+        "iam:PutRolePermissionsBoundary", PermissionsBoundary="arn:aws:iam::aws:policy/AdministratorAccess"
+    )
+    granted = {action for statement in document["Statement"] for action in statement["Action"]}
+    assert "iam:DeleteRolePermissionsBoundary" not in granted
 
 
 def test_missing_right_is_named_in_the_error(spec: str, sandbox: Sandbox) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target import StoreCloud
-    from skerry.infra.spec.model import Replicas
+    from skerry.infra.spec.model import Replicas, Spec
     from skerry.runtime.clock import Clock
 
 # The name is the one in identities, price tables, options and kinds of resources. Values: module and URI scheme.
@@ -22,6 +23,27 @@ _CLOUDS: Final = {
 }
 
 NAMES: Final = tuple(_CLOUDS)
+
+
+def under_rules(resources: Iterable[Resource], spec: Spec) -> list[Resource]:
+    """The resources as the rules of a company in the spec demand them."""
+    changed = list(resources)
+    for module in ("aws", "google"):
+        rules = importlib.import_module(f"skerry.infra.clouds.{module}.company_rules")
+        changed = [rules.under_rules(resource, spec) for resource in changed]
+    return changed
+
+
+def check_allowed(accounts: Mapping[str, str], spec: Spec) -> None:
+    """Raise Unauthorized if credentials are of an account that the spec does not allow. accounts: {"aws": "1234"}."""
+    rules = {"aws": spec.aws.allowed_accounts, "google": spec.google.allowed_projects}
+    for cloud, allowed in rules.items():
+        foreign = set(accounts.get(cloud, "").split(", ")) - {"", *allowed}
+        if allowed and foreign:
+            raise Unauthorized(
+                f"{cloud} account {', '.join(sorted(foreign))} is not among those that the spec allows: "
+                f"{', '.join(allowed)}; use other credentials"
+            )
 
 
 def home_of(run_uri: str) -> str:

@@ -121,7 +121,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
     def list_mirrors() -> Mapping[str, Resource]:
-        buckets = {bucket.name: bucket for cloud in mirror_homes.values() for bucket in cloud.mirrors(context)}
+        buckets = {
+            bucket.name: bucket
+            for cloud in mirror_homes.values()
+            for bucket in clouds.under_rules(cloud.mirrors(context), spec.spec)
+        }
         return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
 
     def list_routes() -> tuple[MirrorRoute, ...]:
@@ -149,7 +153,7 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         targets=named,
         other_targets=others,
         handlers=handlers,
-        bucket=functools.cache(lambda: home.resources(context)[0]),
+        bucket=functools.cache(lambda: clouds.under_rules(home.resources(context)[:1], spec.spec)[0]),
         mirrors=functools.cache(list_mirrors),
         mirror_routes=functools.cache(list_routes),
         open_store=open_run_store,

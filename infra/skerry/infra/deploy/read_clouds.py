@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra import clouds
 from skerry.infra.clouds.shared import each
 from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
@@ -68,7 +69,7 @@ def read_graph(deployment: Deployment, hours: float | None) -> Graph:
     resources = [*deployment.home.resources(context), *deployment.mirrors().values()]
     for target, groups in deployment.groups():
         resources += target.resources(context, groups)
-    return Graph(resources)
+    return Graph(clouds.under_rules(resources, deployment.spec.spec))
 
 
 def read_rates(deployment: Deployment) -> tuple[Rate, ...]:
@@ -101,7 +102,12 @@ def bucket_exists(deployment: Deployment) -> bool:
 
 
 def read_state(deployment: Deployment) -> State | None:
-    """The state, read by its key; None if there is none, as before the first apply, or if the bucket is missing."""
+    """The state, read by its key; None if there is none, as before the first apply, or if the bucket is missing.
+
+    Raises Unauthorized if the spec does not allow the accounts: every command that may change something reads it first.
+    """
+    if deployment.spec.spec.aws.allowed_accounts or deployment.spec.spec.google.allowed_projects:
+        clouds.check_allowed(read_accounts(deployment), deployment.spec.spec)
     if deployment.spec.state_uri is None and not bucket_exists(deployment):
         return None
     return deployment.open_state().load()

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import consistency, further_places, inputs, store_uri, yaml_document
+from skerry.infra.spec.company_rules import AwsRules, GoogleRules
 from skerry.infra.spec.section import Duration, Section, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
@@ -232,6 +233,10 @@ class Spec(Section):
     ]
     """Groups that were renamed, each with the name under which the run knows it: its slots, resources and their names
     stay those of the first name, so nothing is created anew."""
+    aws: Annotated[AwsRules, BeforeValidator(or_default)] = AwsRules()
+    """The rules of a company for what is created in AWS."""
+    google: Annotated[GoogleRules, BeforeValidator(or_default)] = GoogleRules()
+    """The rules of a company for what is created in Google Cloud."""
     env: inputs.Env
     """Environment variables of all replicas. They are shown in plans and stored in descriptions of jobs."""
     secrets: inputs.Secrets

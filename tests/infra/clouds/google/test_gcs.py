@@ -124,6 +124,23 @@ class TestBuckets(GoogleHandlerSuite, BucketSuite):
         with pytest.raises(Conflict, match=r"belongs to another project; if it is yours, set `byo"):
             Buckets(google).create(ONE)
 
+    def test_key_of_a_company_encrypts_the_bucket_and_stays(self, google: Google) -> None:
+        key = "projects/acme/locations/us/keyRings/runs/cryptoKeys/runs"
+        keyed = wanted(replace(BUCKET, kms_key=key))
+        check_request("storage", "POST", "storage/v1/b", create_request(keyed), project="acme")
+        Buckets(google).create(keyed)
+        (seen,) = Buckets(google).read([keyed])
+        assert seen is not None
+        assert seen.settings["kms_key"] == key
+        # A spec without the rule leaves the key.
+        (seen,) = Buckets(google).read([ONE])
+        assert seen is not None
+        assert seen.settings["kms_key"] == ""
+        Buckets(google).update(ONE, {"versioning"})
+        (seen,) = Buckets(google).read([keyed])
+        assert seen is not None
+        assert seen.settings["kms_key"] == key
+
 
 def test_requests_equal_the_golden_files() -> None:
     record = wanted(BUCKET, **{"Cost Centre": "R&D 4711", "7up": "Ja"})

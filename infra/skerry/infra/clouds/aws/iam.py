@@ -24,6 +24,7 @@ from skerry.infra.clouds.aws.tags import PATH, owned_record, owner_of, tag_list,
 from skerry.infra.clouds.shared import Absent, check_owner, differing, each, of, text, wait_deleted, wait_visible
 from skerry.infra.provision.graph import Life, Resource, Text, as_json
 from skerry.infra.provision.handler import Observed
+from skerry.infra.provision.target import is_named_by
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
@@ -35,18 +36,25 @@ if TYPE_CHECKING:
 
 # IAM takes only Latin-1 here, and 1,000 characters.
 _DESCRIPTION: Final = "skerry: {}"
+_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role(Resource):
-    """A role. trust: its principals. policies: inline, by name. managed: ARNs. Outputs: name, arn."""
+    """A role. trust: its principals. policies: inline, by name. managed: ARNs. Outputs: name, arn.
+
+    boundary: the ARN of the policy that bounds its rights; "" sets none, and leaves one that others have set.
+    """
 
     KIND: ClassVar[str] = "aws_role"
+    FIXED: ClassVar[frozenset[str]] = frozenset({"path"})
 
     trust: tuple[Statement, ...]
     policies: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict[str, tuple[Statement, ...]])
     managed: tuple[str, ...] = ()
     max_session_s: int = 3600
+    boundary: str = ""
+    path: str = PATH
 
     @classmethod
     def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
@@ -57,8 +65,10 @@ class Role(Resource):
             for title, statements in documents.items()
             if statements
         }
-        attached = as_json(settings.get("managed"))
-        return {**rights, f"role {name}: attached policies": attached} if attached else rights
+        managed = as_json(settings.get("managed"))
+        attached = {f"role {name}: attached policies": managed} if managed else {}
+        bounded = {f"role {name}: permissions boundary": bound} if (bound := settings.get("boundary")) else {}
+        return {**rights, **attached, **bounded}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +92,11 @@ class ServiceLinkedRole(Resource):
 
 def role_request(desired: Desired) -> dict[str, Any]:
     """Parameters of CreateRole."""
+    bound = desired.settings["boundary"]
     return {
         "RoleName": desired.name,
-        "Path": PATH,
+        "Path": desired.settings["path"],
+        **({"PermissionsBoundary": bound} if bound else {}),
         "Description": _DESCRIPTION.format(desired.resource.why or desired.resource.address),
         "AssumeRolePolicyDocument": text_of(document(_statements(desired.settings["trust"]))),
         "MaxSessionDuration": desired.settings["max_session_s"],
@@ -137,6 +149,9 @@ class Roles:
         if "trust" in changed:
             trust = role_request(desired)["AssumeRolePolicyDocument"]
             self._call("update_assume_role_policy", RoleName=desired.name, PolicyDocument=trust)
+        if "boundary" in changed and (bound := desired.settings["boundary"]):
+            # Before the policies, so that no right is in effect without it.
+            self._call("put_role_permissions_boundary", RoleName=desired.name, PermissionsBoundary=bound)
         if "max_session_s" in changed:
             self._call("update_role", RoleName=desired.name, MaxSessionDuration=desired.settings["max_session_s"])
         if "policies" in changed:
@@ -160,8 +175,10 @@ class Roles:
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. Roles have no region."""
         del regions
-        roles = list(self._aws.pages("iam", "", "list_roles", "Roles", PathPrefix=PATH))
-        for role in each(self._role, [str(role["RoleName"]) for role in roles]):
+        # A company's path may be any, and others' roles there may not be read.
+        roles = self._aws.pages("iam", "", "list_roles", "Roles", PaginationConfig={"PageSize": _PAGE})
+        names = [str(role["RoleName"]) for role in roles if role["Path"] == PATH or is_named_by(run, role["RoleName"])]
+        for role in each(self._role, names):
             tags = {} if role is None else tags_in(role.get("Tags", []))
             if role is not None and owner_of(tags) == run:
                 yield owned_record(Role, name=role["RoleName"], region="", tags=tags, outputs=_outputs(role))
@@ -193,9 +210,11 @@ class Roles:
                 },
                 "managed": _aligned(attached, desired.settings["managed"]),
                 "max_session_s": int(role.get("MaxSessionDuration", 3600)),
+                "boundary": _bound(role) if desired.settings["boundary"] else "",
+                "path": str(role["Path"]),
             },
             owner=owner_of(tags_in(role.get("Tags", []))),
-            kept=_boundary(role),
+            kept=() if desired.settings["boundary"] else _boundary(role),
         )
 
     def _seen(self, desired: Desired) -> Observed:
@@ -352,10 +371,13 @@ def _outputs(role: Mapping[str, Any]) -> dict[str, str]:
     return {"name": str(role["RoleName"]), "arn": str(role["Arn"])}
 
 
+def _bound(role: Mapping[str, Any]) -> str:
+    return str(role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn", ""))
+
+
 def _boundary(role: Mapping[str, Any]) -> tuple[str, ...]:
     """A note for a permissions boundary: a rule of the account, without which the role would have more rights."""
-    arn = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
-    if arn is None:
+    if not (arn := _bound(role)):
         return ()
     text = f"the role {role['RoleName']} has the permissions boundary {arn}, set outside of skerry; this stays, because"
     return (f"{text} removing it would give the role more rights; rights that it denies are missing to the jobs",)

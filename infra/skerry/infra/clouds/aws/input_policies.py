@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.policies import Statement
+from skerry.infra.clouds.aws.policies import Statement, service_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,8 +63,8 @@ def _secrets(inputs: Inputs) -> Iterator[Statement]:
     services: dict[str, set[str]] = {}
     for secret in inputs.secrets.values():
         if secret.kms_key is not None:
-            _, _, service, region, *_ = secret.name.split(":")
-            services.setdefault(secret.kms_key, set()).add(f"{service}.{region}.amazonaws.com")
+            _, partition, service, region, *_ = secret.name.split(":")
+            services.setdefault(secret.kms_key, set()).add(service_name(service, region, partition))
     for number, (key, names) in enumerate(services.items()):
         via = {"StringEquals": {"kms:ViaService": tuple(sorted(names))}}
         yield Statement(sid=f"DecryptSecrets{number}", actions=("kms:Decrypt",), resources=(key,), conditions=via)

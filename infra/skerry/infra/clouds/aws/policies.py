@@ -100,6 +100,11 @@ def partition_of(region: str) -> str:
     return next((known for start, known in _PARTITIONS.items() if region.startswith(start)), "aws")
 
 
+def service_name(service: str, region: str, partition: str) -> str:
+    """The name of a service in conditions on `kms:ViaService`."""
+    return f"{service}.{region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
+
+
 def joined(start: Text, end: str) -> Text:
     """`start`, a text or a reference, followed by `end`."""
     if isinstance(start, Ref):

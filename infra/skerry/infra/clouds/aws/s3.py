@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.handler import Desired, StateRecord
 
 BLOCKED: Final = "blocked"
+AES: Final = "AES256"
 OWNER_ENFORCED: Final = "BucketOwnerEnforced"
 
 # The most that one request deletes.
@@ -60,7 +61,7 @@ class Bucket(Resource):
 
     protected: patterns of keys that can be created, but not overwritten. expire_days: prefixes with objects that expire
     by age. public, ownership, versioning, further_statements, further_rules: constant; they are settings so that a
-    change by another user is found and reverted. A key of KMS counts as AES256: see `_encryption`.
+    change by another user is found and reverted. encryption: AES256, or the ARN of a key of KMS; see `_encryption`.
     """
 
     KIND: ClassVar[str] = "aws_bucket"
@@ -68,7 +69,7 @@ class Bucket(Resource):
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
     PROTECTS: ClassVar[frozenset[str]] = frozenset({"tls_only", "protected"})
 
-    encryption: str = "AES256"
+    encryption: str = AES
     public: str = BLOCKED
     ownership: str = OWNER_ENFORCED
     tls_only: bool = True
@@ -128,9 +129,7 @@ def part_requests(desired: Desired, partition: str) -> dict[str, dict[str, Any]]
         },
         "put_bucket_encryption": {
             "Bucket": desired.name,
-            "ServerSideEncryptionConfiguration": {
-                "Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": settings["encryption"]}}]
-            },
+            "ServerSideEncryptionConfiguration": {"Rules": [_encryption_rule(str(settings["encryption"]))]},
         },
         "put_bucket_versioning": {
             "Bucket": desired.name,
@@ -241,7 +240,7 @@ class Buckets:
         def part(operation: str) -> dict[str, Any]:
             return self._part(region, name, operation)
 
-        encryption, kept = _encryption(part("get_bucket_encryption"))
+        encryption, kept = _encryption(part("get_bucket_encryption"), any_key=desired.settings["encryption"] == AES)
         return Observed(
             outputs=self._outputs(name, region),
             settings={
@@ -392,18 +391,28 @@ def _matches(statement: Json, ours: Sequence[Statement]) -> bool:
     return normal([statement]) == normal(statements_of(as_json(document(ours))))
 
 
-def _encryption(response: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The setting, and a note for a key of KMS: its owner may demand it, so it is never put back to AES256."""
+def _encryption_rule(encryption: str) -> dict[str, Any]:
+    if encryption == AES:
+        return {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": AES}}
+    # A bucket key spares a request to KMS, and its price, for each object.
+    by_key = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": encryption}
+    return {"ApplyServerSideEncryptionByDefault": by_key, "BucketKeyEnabled": True}
+
+
+def _encryption(response: Mapping[str, Any], *, any_key: bool) -> tuple[str, tuple[str, ...]]:
+    """The setting; with `any_key` a note for a key: its owner may demand it, so it is never put back to AES256."""
     rules = response.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
     default: Mapping[str, Any] = rules[0].get("ApplyServerSideEncryptionByDefault", {}) if rules else {}
     algorithm = str(default.get("SSEAlgorithm", "none"))
     if not algorithm.startswith("aws:kms"):
         return algorithm, ()
-    key = default.get("KMSMasterKeyID", "aws/s3")
+    key = str(default.get("KMSMasterKeyID", "aws/s3"))
+    if not any_key:
+        return key, ()
     text = (
         f"it is encrypted with {algorithm} and the key {key}, changed outside of skerry; this stays, because its owner"
     )
-    return "AES256", (f"{text} may demand it; replicas need kms:GenerateDataKey and kms:Decrypt on the key",)
+    return AES, (f"{text} may demand it; write `aws: {{kms_key: ...}}`, so that replicas may use the key",)
 
 
 def _public(response: Mapping[str, Any]) -> str:

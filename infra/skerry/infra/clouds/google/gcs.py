@@ -60,7 +60,8 @@ class Bucket(Resource):
     """A bucket. Outputs: name, region.
 
     region: its location, in lower case. expire_days: prefixes with objects that expire by age. further_rules: constant;
-    it is a setting so that another user's rule is found and removed.
+    it is a setting so that another user's rule is found and removed. kms_key: the name of the key that encrypts; ""
+    leaves it as it is.
     """
 
     KIND: ClassVar[str] = "google_bucket"
@@ -75,6 +76,7 @@ class Bucket(Resource):
     abort_uploads_days: int = 1
     expire_days: Mapping[str, int] = field(default_factory=dict[str, int])
     further_rules: tuple[str, ...] = ()
+    kms_key: str = ""
 
 
 # The part of a bucket that each setting is in.
@@ -86,6 +88,7 @@ _PARTS: Final = {
     "abort_uploads_days": "lifecycle",
     "expire_days": "lifecycle",
     "further_rules": "lifecycle",
+    "kms_key": "encryption",
 }
 
 
@@ -113,6 +116,7 @@ def parts(desired: Desired) -> dict[str, Any]:
         # A 64-bit number is a string in JSON.
         "softDeletePolicy": {"retentionDurationSeconds": str(settings["soft_delete_s"])},
         "lifecycle": {"rule": _rules(settings)},
+        **({"encryption": {"defaultKmsKeyName": key}} if (key := settings["kms_key"]) else {}),
     }
 
 
@@ -203,11 +207,12 @@ class Buckets:
         if row is None:
             return None
         settings = _settings(row)
+        key = str(row.get("encryption", {}).get("defaultKmsKeyName", ""))
         # The run's own bucket is corrected by an update.
         unfit = desired.resource.brought and not settings["uniform_access"]
         return Observed(
             outputs=_outputs(desired.name, _region(row)),
-            settings={"region": _region(row), **settings},
+            settings={"region": _region(row), **settings, "kms_key": key if desired.settings["kms_key"] else ""},
             owner=_owner(row, desired.run),
             condition=Condition.BROKEN if unfit else Condition.READY,
             detail=NOT_UNIFORM.format(desired.name) if unfit else "",

@@ -131,7 +131,7 @@ def _quota(aws: Aws, region: str, code: str, vcpus: int) -> Check:
 
 def _machine_role(aws: Aws, context: RunContext) -> str:
     identity = aws.identity()
-    return f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{context.stem}-machines"
+    return f"arn:{identity.partition}:iam::{identity.account}:role{context.spec.aws.role_path}{context.stem}-machines"
 
 
 def _roles(aws: Aws, groups: Sequence[Replicas]) -> Check:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from skerry.infra.clouds.aws.ecr import image_in_ecr, read_manifest
 from skerry.infra.clouds.aws.s3 import Buckets
 from skerry.infra.clouds.aws.session import Account
-from skerry.infra.clouds.aws.tags import PATH
 from skerry.infra.clouds.bucket_and_image_checks import DOCKER_MANIFEST
 from skerry.infra.provision.target import Check
 from skerry.infra.targets.sagemaker import quotas
@@ -147,4 +146,4 @@ def _roles(aws: Aws, context: RunContext, group: Replicas) -> Iterator[str]:
     account = Account(number=identity.account, partition=identity.partition)
     for suffix in replicas_by_suffix(context, group, one_role=SageMakerTarget.of(group).one_role):
         name = role_name(context, account, name_part(group), suffix)
-        yield f"arn:{account.partition}:iam::{account.number}:role{PATH}{name}"
+        yield f"arn:{account.partition}:iam::{account.number}:role{context.spec.aws.role_path}{name}"
