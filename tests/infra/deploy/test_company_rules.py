@@ -26,8 +26,8 @@ def write_rules(tmp_path: Path, rules: str) -> str:
 
 def roles(sandbox: Sandbox) -> list[dict[str, Any]]:
     iam = sandbox.client("iam")
-    found = [iam.get_role(RoleName=name)["Role"] for name in sandbox.inventory().get("role", ())]
-    return [role for role in found if "aws-service-role" not in role["Path"]]
+    existing = [iam.get_role(RoleName=name)["Role"] for name in sandbox.inventory().get("role", ())]
+    return [role for role in existing if "aws-service-role" not in role["Path"]]
 
 
 def bounds(sandbox: Sandbox) -> set[str]:
