@@ -13,7 +13,7 @@ from tests.kit.managers import Island, stop_managers, train_saved_run
 from tests.kit.stores import HookedStore, damage, flip
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Conflict, Corrupt, Retryable
+from skerry.runtime.errors import Conflict, Corrupt, Fenced, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Contribution, digest_of
@@ -151,7 +151,7 @@ def test_mender_goes_on_where_it_was_late(original: tuple[Mapping[str, bytes], o
     payloads = [entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1))]
     for key in payloads:
         damage(store, key)
-    mender = RoundMender(RunLog(store, run), ROUNDS - 1, lambda: Copies([filled(objects)]))
+    mender = RoundMender(RunLog(store, run), ROUNDS - 1, lambda: Copies([filled(objects)]), lambda: None)
     answers = [False, True]
     first, _ = mender.mend(lambda: answers.pop(0))
     second, failed = mender.mend(lambda: False)
@@ -194,6 +194,24 @@ def test_replica_puts_back_what_its_mirror_has_and_goes_on(
         assert torch.equal(joined.originals[name], tensor)
     assert [bytes(store.read(key) or b"") for key in broken] == [objects[key] for key in broken]
     assert [event["key"] for event in logged_events(caplog, "payload_mended")] == broken
+
+
+def test_replaced_process_puts_nothing_back(
+    lost: tuple[MemoryStore, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, *broken = lost
+    before = [store.read(key) for key in broken]
+    joined = Island(store, "a", seed=5, grace_s=60.0, max_retries=None)
+    find = Copies.find
+
+    def found_late(copies: Copies, wanted: NamedObject) -> tuple[memoryview, str]:
+        store.create(keys.member("a", len(store.list(keys.members_prefix("a")))), b"{}")
+        return find(copies, wanted)
+
+    monkeypatch.setattr(Copies, "find", found_late)
+    with pytest.raises(Fenced):
+        joined.join()
+    assert [store.read(key) for key in broken] == before
 
 
 def test_replica_without_a_whole_copy_waits_as_before(

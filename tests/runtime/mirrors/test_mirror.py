@@ -135,6 +135,26 @@ def test_every_prefix_of_the_writes_is_an_older_run(original: tuple[Named, list[
     assert rounds == sorted(rounds)
 
 
+def test_process_that_starts_during_a_copy_comes_before_its_receipt(original: tuple[Named, list[Island]]) -> None:
+    receipt, started = keys.receipt(ROUNDS - 1, "b"), keys.member("b", 1)
+    objects = {entry.key: bytes(original[0].read(entry.key) or b"") for entry in original[0].list("")}
+    source, mirror = Named("runs/original"), Named("mirrors/original")
+    for key in objects.keys() - {receipt}:
+        source.create(key, objects[key])
+    created: list[str] = []
+
+    def start(verb: str, key: str) -> None:
+        if verb == "create":
+            created.append(key)
+            if key == keys.commit(ROUNDS - 1):
+                source.create(started, objects[keys.member("b", 0)])
+                source.create(receipt, objects[receipt])
+
+    mirror.hook = start
+    Mirror(source, mirror, CLOCK).catch_up()
+    assert created.index(started) < created.index(receipt)
+
+
 def test_without_a_checkpoint_of_the_head_rounds_are_followed(original: tuple[Named, list[Island]]) -> None:
     store, islands = original
     mirror = Named("mirrors/original")

@@ -89,11 +89,19 @@ class Copies:
         raise Corrupt(f"no copy of {wanted.key}: {'; '.join([*answers, *self._away]) or 'no other store is known'}")
 
 
-def mend(store: Store, wanted: NamedObject, copies: Copies, *, overwrites: bool) -> Mended | None:
+def mend(
+    store: Store,
+    wanted: NamedObject,
+    copies: Copies,
+    *,
+    overwrites: bool,
+    before_write: Callable[[], None] = lambda: None,
+) -> Mended | None:
     """Makes an object whole; None if it is, or is not needed any more. The whole object is in memory.
 
     overwrites: a damaged object is replaced by one request, which needs that right. Otherwise it is deleted, then
     created: for payloads, of which others can use a missing one no less than a damaged one.
+    before_write: called last; what it raises ends the attempt, with nothing written.
     Raises Corrupt without a copy, Conflict if it is damaged again at once, and what the store raises.
     """
     if _is_whole(wanted, wanted.read(store)):
@@ -105,6 +113,7 @@ def mend(store: Store, wanted: NamedObject, copies: Copies, *, overwrites: bool)
     latest = wanted.read(store)
     if _is_whole(wanted, latest):
         return None
+    before_write()
     if latest is not None and overwrites:
         store.replace(wanted.key, data)
     else:
@@ -122,10 +131,13 @@ class RoundMender:
     Needs only the rights of garbage collection in the run's store, and to read the copies.
     """
 
-    def __init__(self, log: RunLog, round_number: int, open_copies: Callable[[], Copies]) -> None:
-        """open_copies: called for each attempt, so that a store that was away is asked again."""
+    def __init__(
+        self, log: RunLog, round_number: int, open_copies: Callable[[], Copies], before_write: Callable[[], None]
+    ) -> None:
+        """open_copies: called for each attempt; a store that was away is asked again. before_write: as in `mend`."""
         self._log, self._round = log, round_number
         self._open_copies = open_copies
+        self._before_write = before_write
         self._whole: set[str] = set()
 
     def mend(self, is_late: Callable[[], bool]) -> tuple[list[Mended], list[Corrupt]]:
@@ -142,7 +154,8 @@ class RoundMender:
             if is_late():
                 return mended, failed
             try:
-                if (done := mend(self._log.store, wanted, copies, overwrites=False)) is not None:
+                done = mend(self._log.store, wanted, copies, overwrites=False, before_write=self._before_write)
+                if done is not None:
                     mended.append(done)
             except Corrupt as error:
                 failed.append(error)

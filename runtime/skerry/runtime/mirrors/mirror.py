@@ -220,7 +220,10 @@ class Mirror:
     def _copy_receipts(self, number: int) -> None:
         folder = keys.receipts_prefix(number)
         here = {entry.key for entry in self._target.list(folder)}
-        self._copy_all([entry.key for entry in self._source.list(folder) if entry.key not in here])
+        missing = [entry.key for entry in self._source.list(folder) if entry.key not in here]
+        if missing:
+            self._copy_folders(keys.MEMBERS)  # a receipt may be of a process that started after the last look
+        self._copy_all(missing)
 
     def _copy_newest_checkpoint(self) -> None:
         listed = [number for number in complete_checkpoints(self._source) if number <= self._copied]

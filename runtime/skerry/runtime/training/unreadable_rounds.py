@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Invalid, Retryable, SkerryError
+from skerry.runtime.errors import Fenced, Invalid, Moved, Retryable, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.log.log import RunLog
@@ -112,9 +112,12 @@ class UnreadableRound:
 
         if self._mender is None:
             log = RunLog(apart(session.store, _CALL_S), session.log.run)
-            self._mender = RoundMender(log, self._round, open_copies)
+            # The others may have collected the payloads of a round that a replaced process still looks at.
+            self._mender = RoundMender(log, self._round, open_copies, session.presence.raise_if_fenced)
         try:
             mended, failed = self._mender.mend(lambda: session.stop.is_set() or session.clock.now() >= until)
+        except (Fenced, Moved):
+            raise
         except SkerryError as error:  # the run's store is away, or refuses; the round is tried again as before
             mended, failed = [], [error]
         for item in mended:
