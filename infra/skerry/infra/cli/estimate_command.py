@@ -26,7 +26,7 @@ from skerry.infra.cost.estimate import (
     limits_of,
     parse_parameters,
 )
-from skerry.infra.cost.losses import Place, losses
+from skerry.infra.cost.losses import Place, after_loss, losses
 from skerry.infra.cost.mirror_costs import MirrorCost
 from skerry.infra.deploy.deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
@@ -118,6 +118,7 @@ def planned_losses(deployment: Deployment, mirrors: Sequence[MirrorCost]) -> tup
             region=deployment.mirrors()[mirror.route.uri].region,
             line=mirror.route.line,
             costs=mirror.in_words,
+            after=after_loss(spec, mirror.route.uri),
         )
         for mirror in mirrors
     ]

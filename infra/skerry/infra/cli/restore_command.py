@@ -265,7 +265,13 @@ def _restore(
 ) -> None:
     with Console(stderr=True).status("copying") as status:
         run = restore(
-            source, plan, target, clock, mirrors, lambda done: status.update(f"{done} of {plan.cut.round} rounds")
+            source,
+            plan,
+            target,
+            clock,
+            mirrors,
+            by=operator_name(),
+            on_round=lambda done: status.update(f"{done} of {plan.cut.round} rounds"),
         )
     ended, problems = _end_original(plan, target.uri, clock, open_at)
     if as_json:
@@ -308,7 +314,7 @@ def _end_original(
 def _rehearse(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, as_json: bool) -> None:
     try:
         with Console(stderr=True).status(f"restoring to {target.uri}"):
-            restore(source, plan, target, clock, ())
+            restore(source, plan, target, clock, (), by=None)
             examination = examine_store(target, on_progress=lambda _done, _whole: None)
     finally:
         clear_prefix(target)

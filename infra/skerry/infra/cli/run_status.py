@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
 from skerry.infra.cli.run_text import participation_lines
-from skerry.infra.cost.losses import Place, loss_lines, losses
+from skerry.infra.cost.losses import Place, after_loss, loss_lines, losses
 from skerry.infra.errors import in_short
 from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.spec.store_uri import FILE
@@ -54,6 +54,7 @@ def mirrors_so_far(
             line=line,
             copied=copied,
             checkpoint=checkpoint,
+            after=after_loss(spec, uri),
         )
         state = "no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
         behind = f"{closed - copied} behind" if closed > copied else "not behind"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target import MirrorPlace, RunContext
 
 AWS_REGION: Final = "AWS_REGION"
 
@@ -77,13 +77,13 @@ class CrossCloudAccess:
 class GoogleStore:
     """A run's places in Cloud Storage. number: of its project. prefix: the run's, within the bucket.
 
-    bucket: None if the store is elsewhere. mirrors: buckets with the prefixes of mirrors in them.
+    bucket: None if the store is elsewhere. mirrors: buckets with the mirrors in them.
     """
 
     number: str
     bucket: Resource | None
     prefix: str
-    mirrors: tuple[tuple[Resource, str], ...] = ()
+    mirrors: tuple[tuple[Resource, MirrorPlace], ...] = ()
 
 
 def google_store(home: GoogleHome, context: RunContext) -> GoogleStore:
@@ -93,9 +93,7 @@ def google_store(home: GoogleHome, context: RunContext) -> GoogleStore:
         number=home.google.identity().number,
         bucket=home.resources(context)[0] if is_home else None,
         prefix=place(context.run_uri)[1] if is_home else "",
-        mirrors=tuple(
-            (bucket, mirror.prefix) for bucket, mirror in zip(home.mirrors(context), context.mirrors("gs"), strict=True)
-        ),
+        mirrors=tuple(zip(home.mirrors(context), context.mirrors("gs"), strict=True)),
     )
 
 
@@ -233,7 +231,7 @@ def _bindings(
             member=member,
             rules=replica_rules(prefix=store.prefix, slots=guest.slots, group=guest.group),
         )
-    for bucket, prefix in store.mirrors:
+    for bucket, mirror in store.mirrors:
         yield BucketBinding(
             key=f"{bucket.key}-{guest.key}",
             name=name,
@@ -242,5 +240,5 @@ def _bindings(
             after=(bucket.address, pool.address),
             bucket=bucket.name,
             member=member,
-            rules=mirror_rules(prefix),
+            rules=mirror_rules(mirror.prefix, goes_on=mirror.goes_on),
         )

@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.infra.spec.further_places import FurtherPlace
-    from skerry.infra.spec.model import Faults
+    from skerry.infra.spec.model import Faults, SpecFile
 
 NOTHING = "nothing"
-_RESTORE = "`skerry restore`"
+
+
+def after_loss(spec: SpecFile, uri: str) -> str:
+    """The step by which the run goes on from the mirror at this URI."""
+    if uri != spec.failover_mirror:
+        return "`skerry restore`"
+    return f"{format_duration(spec.spec.failover_after)}, by itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,7 @@ class Place:
     """The store, or a mirror. uri: of the run or mirror. cloud, region: None if unknown. line: None for the store.
 
     costs: to keep it, for people. copied, checkpoint: rounds of the run that are in it, and its newest checkpoint; None
-    before they are read.
+    before they are read. after: the step by which the run goes on from there.
     """
 
     uri: str
@@ -33,6 +39,7 @@ class Place:
     costs: str = "-"
     copied: int | None = None
     checkpoint: int | None = None
+    after: str = "`skerry restore`"
 
     @property
     def bucket(self) -> str:
@@ -147,4 +154,4 @@ def _store_loss(lost: str, left: Sequence[Place], shown: set[str], rounds: int |
         start, work = f"round r, {base}", "rounds not copied yet"
     costs = "-" if best.uri in shown else best.costs
     shown.add(best.uri)
-    return Loss(lost=lost, goes_on_from=start, after=_RESTORE, work_lost=work, costs=costs)
+    return Loss(lost=lost, goes_on_from=start, after=best.after, work_lost=work, costs=costs)

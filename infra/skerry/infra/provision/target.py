@@ -9,9 +9,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from skerry.infra.provision.graph import Ref, short_name
+from skerry.infra.spec import store_uri
 from skerry.infra.spec.inputs import inputs_of
 from skerry.runtime import contract
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
+    from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
 
@@ -38,7 +41,8 @@ _LONGEST_KEY: Final = 40
 class MirrorPlace:
     """A mirror of the run in a bucket. key: of the bucket's resource. prefix: of the mirror, within the bucket.
 
-    region: in which the bucket is created; None is that of the run's groups. brought: it is the user's own.
+    region: in which the bucket is created; None is that of the run's groups. brought: it is the user's own. goes_on:
+    the run may go on beside it, by itself.
     """
 
     key: str
@@ -46,6 +50,7 @@ class MirrorPlace:
     prefix: str
     region: str | None
     brought: bool
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,13 @@ class RunContext:
         regions = [getattr(group.target, "region", "") for group in self.spec.replicas if cloud == group.target.CLOUD]
         return tuple(dict.fromkeys(region for region in regions if region))
 
+    @property
+    def failover_line(self) -> FurtherPlace | None:
+        """The line of the mirror beside which the run goes on by itself; None without failover."""
+        if self.spec.failover is None:
+            return None
+        return next((line for line in self.spec.replication if not line.is_peers and line.each_round), None)
+
     def mirrors(self, scheme: str) -> tuple[MirrorPlace, ...]:
         """The mirrors of the run in stores of this scheme (s3, gs), in the order of the spec."""
         places: list[MirrorPlace] = []
@@ -119,7 +131,14 @@ class RunContext:
                 bucket, _, prefix = f"{line.to.rstrip('/')}/{self.spec.run}".partition("://")[2].partition("/")
                 key = short_name(f"mirror-{bucket}", _LONGEST_KEY)
                 places.append(
-                    MirrorPlace(key=key, bucket=bucket, prefix=prefix, region=line.region, brought=line.brought)
+                    MirrorPlace(
+                        key=key,
+                        bucket=bucket,
+                        prefix=prefix,
+                        region=line.region,
+                        brought=line.brought,
+                        goes_on=line is self.failover_line,
+                    )
                 )
         return tuple(places)
 
@@ -153,6 +172,8 @@ class RunContext:
             contract.GROUP: group.name,
             contract.PLACE: group.target.place.to_text(),
         }
+        if (mirror := self.failover_line) is not None:
+            variables[contract.FAILOVER] = store_uri.run_uri(Path("/"), mirror.to, self.spec.run)
         if self.hours is not None:
             # A change here restarts every replica, so digits that do not matter are cut off.
             variables[contract.MAX_HOURS] = f"{self.hours:.6g}"

@@ -75,6 +75,11 @@ def expect_slots(
         expected = (*kept, *(slot for slot in slots if slot not in kept))
         if expected == run.slots:
             return expected
+        if run.failover is not None:
+            raise Invalid(
+                "a run with failover: automatic keeps its replicas, because a majority of them decides when it leaves "
+                f"its store: {', '.join(run.slots)}"
+            )
         earliest = settings.changes[-1].from_round if settings.changes else 0
         record = Settings(
             run=run.nonce,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.errors import in_short
+from skerry.infra.run.run_record import goes_on
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -15,6 +16,7 @@ from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
+from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 
@@ -54,6 +56,8 @@ def plan_restore(mirror: Store, at: int | None, open_at: Callable[[str], Store])
 
     Raises Invalid, with what there is, if nothing can be restored.
     """
+    if (verdict := read_verdict(mirror)) is not None and verdict.uri is not None and verdict.votes:
+        raise Invalid(f"the run was not lost: {goes_on(verdict.uri, verdict.round)}")
     cut = find_cut(mirror, at)
     mark = read_elsewhere(mirror)
     if mark is not None and mark.why == "moved":
@@ -118,9 +122,23 @@ def restore(
     target: Store,
     clock: Clock,
     mirrors: Sequence[MirrorSettings] | None = None,
+    *,
+    by: str | None,
     on_round: Callable[[int], None] | None = None,
 ) -> Run:
-    """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`."""
+    """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`.
+
+    by: the operator who sends the replicas of a run with failover there; None for a rehearsal. Raises Conflict if they
+    are elsewhere.
+    """
+    if by is not None and plan.cut.run.failover is not None:
+        ballots = Ballots(mirror, plan.cut.run, by, clock, find_cut)
+        verdict = ballots.order(target.uri, plan.cut)
+        if verdict is None or (verdict.uri, verdict.round) != (target.uri, plan.cut.round):
+            at = "in its store" if verdict is None else f"at {verdict.uri} from round {verdict.round}"
+            raise Conflict(
+                f"run {plan.cut.run.name} goes on {at}, by a verdict of {by if verdict is None else verdict.by}"
+            )
     return fork(mirror, plan.cut, target, clock.utc_text(), on_round, mirrors)
 
 

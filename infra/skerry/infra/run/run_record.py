@@ -15,7 +15,8 @@ from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import check_lives_here, read_elsewhere
-from skerry.runtime.log.run_record import MirrorSettings, PeerCopies, Run
+from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings, PeerCopies, Run
+from skerry.runtime.mirrors.ballots import read_verdict
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ _FOLDERS: Final = (
     keys.CODE,
     keys.PROBE,
     keys.SPENT,
+    keys.FAILOVER,
 )
 # Deleted last, in this order.
 _LAST: Final = (keys.RUN, keys.ELSEWHERE)
@@ -109,15 +111,27 @@ def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
     """
     for uri in spec.mirrors:
         try:
-            run = load_run(open_at(uri))
+            store = open_at(uri)
+            run, verdict = load_run(store), read_verdict(store)
         except (SkerryError, OSError):
             continue
+        if verdict is not None and verdict.uri is not None:
+            raise Invalid(f"run {spec.spec.run} left {spec.run_uri}: {goes_on(verdict.uri, verdict.round)}")
         if run is not None and run.name == spec.spec.run:
             raise Invalid(
                 f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, "
                 f"delete it with `skerry destroy {uri}`, or name this run otherwise: run: "
                 f"({spec.written.place(('run',))})"
             )
+
+
+def goes_on(uri: str, round_number: int) -> str:
+    """Describe where a run goes on, and what to write into its spec."""
+    root, _, name = uri.rpartition("/")
+    return (
+        f"it goes on at {uri} from round {round_number}; write `store: {root}`, `run: {name}`, and no `failover:` or "
+        "`replication:`"
+    )
 
 
 def is_mirror(store: Store, run_uri: str) -> bool:
@@ -211,7 +225,14 @@ def _proposed(spec: SpecFile, clock: Clock, usd_per_gb: Mapping[str, float] | No
         created=clock.utc_text(),
         peers=_peers(spec),
         mirrors=mirror_settings(spec, usd_per_gb or {}) or None,
+        failover=_failover(spec),
     )
+
+
+def _failover(spec: SpecFile) -> FailoverSettings | None:
+    if (mirror := spec.failover_mirror) is None:
+        return None
+    return FailoverSettings(mirror=mirror, uri=mirror + keys.GOES_ON, after_s=spec.spec.failover_after.total_seconds())
 
 
 def _peers(spec: SpecFile) -> PeerCopies | None:
@@ -257,6 +278,7 @@ FIXED: Final[Mapping[str, Where]] = {
     "work": ("faults", "make_up"),
     "peers": ("replication",),
     "mirrors": ("replication",),
+    "failover": ("failover",),
     **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
 }
 
@@ -338,7 +360,7 @@ def _shown(value: object) -> str:
             return "null"
         case tuple():
             return ", ".join(map(_shown, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case PeerCopies() | MirrorSettings():
+        case PeerCopies() | MirrorSettings() | FailoverSettings():
             fields = value.model_dump(exclude={"usd_per_gb"}, exclude_defaults=True).items()
             return "{" + ", ".join(f"{name}: {_shown(field)}" for name, field in fields) + "}"
         case float():

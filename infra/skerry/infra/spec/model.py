@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, Val
 from pydantic_core import PydanticCustomError
 
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.spec import consistency, further_places, inputs, store_uri, yaml_document
+from skerry.infra.spec import consistency, failover, further_places, inputs, store_uri, yaml_document
 from skerry.infra.spec.company_rules import AwsRules, GoogleRules
-from skerry.infra.spec.section import Duration, Section, or_default
+from skerry.infra.spec.section import Duration, Section, between, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
 from skerry.runtime.contract import check_slot
@@ -210,6 +210,13 @@ class Spec(Section):
     replication: further_places.Lines = ()
     """Further places that can carry the run on when its store, or a machine, is lost. Fixed when the run starts, except
     for `region` and `byo`."""
+    failover: Annotated[Literal["automatic"], Field(examples=["automatic"])] | None = None
+    """automatic: once a majority of the replicas has not reached the store for `failover_after`, the run goes on by
+    itself beside the first mirror with `log: every round`. null: an operator restores it. Fixed when the run starts."""
+    failover_after: Annotated[Duration, between(timedelta(seconds=30), timedelta(days=1)), Field(examples=["5m"])] = (
+        timedelta(minutes=5)
+    )
+    """How long the store must be away before a replica votes to leave it."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
     """The groups of replicas, in the order in which replicas are numbered. Groups that are added later come last."""
     state: Annotated[str, AfterValidator(store_uri.as_store), Field(examples=["file://.skerry/state"])] | None = None
@@ -302,6 +309,13 @@ class SpecFile:
         return {store_uri.run_uri(self.folder, line.to, self.spec.run): line for line in lines}
 
     @property
+    def failover_mirror(self) -> str | None:
+        """The URI of the mirror through which replicas vote to leave the store; None without failover."""
+        if self.spec.failover is None:
+            return None
+        return next((uri for uri, line in self.mirrors.items() if line.each_round), None)
+
+    @property
     def state_uri(self) -> str | None:
         """The URI of the state of the run's resources; None means with the run itself."""
         state = self.spec.state
@@ -348,6 +362,8 @@ class SpecFile:
             fixed["replication"] = self.spec.model_dump(
                 mode="json", include={"replication"}, exclude={"replication": moving}
             )
+        if self.spec.failover is not None:
+            fixed["failover"] = self.spec.failover_after.total_seconds()
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -403,7 +419,7 @@ def load(
     except ValidationError as error:
         problems += problems_of(model, error, written)
     try:
-        own = (functools.partial(part.problems, kinds=kinds) for part in (consistency, inputs))
+        own = (functools.partial(part.problems, kinds=kinds) for part in (consistency, inputs, failover))
         further = functools.partial(further_places.problems, kinds=kinds, folder=path.absolute().parent)
         for check in (*own, further, *checks):
             # A value that already has a problem gets no second one.

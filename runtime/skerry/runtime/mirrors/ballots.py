@@ -67,7 +67,10 @@ class Ballots:
         return self._end(None, 0, GENESIS, ())
 
     def order(self, uri: str, cut: Cut) -> Verdict | None:
-        """End the ballot without a majority, because an operator restores the run at `uri`; the verdict that counts."""
+        """End the ballot without a majority, because an operator restores the run at `uri`; the verdict that counts.
+
+        None if a replica that reaches the store was first: the run stays there.
+        """
         return self.read() or self._end(uri, cut.round, cut.commit, ())
 
     def _end(self, uri: str | None, round_number: int, commit: str, votes: tuple[str, ...]) -> Verdict | None:

@@ -161,25 +161,29 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
     )
 
 
-def mirror_policy(*, bucket_arn: Text, prefix: str, number: int = 0) -> tuple[Statement, ...]:
+def mirror_policy(*, bucket_arn: Text, prefix: str, number: int = 0, goes_on: bool = False) -> tuple[Statement, ...]:
     """The permissions of replicas on a mirror, which every one of them keeps: create all, delete what is not needed.
 
-    prefix: the mirror's, within the bucket. number: of the mirror, so that several fit into one policy. Raises Invalid
-    for a prefix that cannot be in a policy.
+    prefix: the mirror's, within the bucket. number: of the mirror, so that several fit into one policy. goes_on:
+    also on the run that goes on beside it, which the replicas create. Raises Invalid for a prefix that cannot be in a
+    policy.
     """
     _check_prefix(prefix)
 
     def on(*folders: str) -> tuple[Text, ...]:
-        return tuple(joined(bucket_arn, f"/{prefix}/{folder}*") for folder in folders)
+        return tuple(joined(bucket_arn, f"/{root}/{folder}*") for root in roots for folder in folders)
 
-    below: Conditions = {"StringLike": {"s3:prefix": (f"{prefix}/*",)}}
+    roots = (prefix, prefix + keys.GOES_ON) if goes_on else (prefix,)
+    below: Conditions = {"StringLike": {"s3:prefix": tuple(f"{root}/*" for root in roots)}}
+    replaced = (MIRROR_SPENT, keys.HEARTBEATS) if goes_on else (MIRROR_SPENT,)
+    collected = (*MIRROR_COLLECTED, keys.UNFINISHED, keys.PROBE) if goes_on else MIRROR_COLLECTED
     return (
         Statement(sid=f"ListMirror{number}", actions=("s3:ListBucket",), resources=(bucket_arn,), conditions=below),
         Statement(sid=f"ReadMirror{number}", actions=("s3:GetObject",), resources=on("")),
         Statement(sid=f"CreateMirror{number}", actions=("s3:PutObject",), resources=on(""), conditions=_CREATES),
-        Statement(sid=f"CountMirror{number}", actions=("s3:PutObject",), resources=on(MIRROR_SPENT)),
+        Statement(sid=f"CountMirror{number}", actions=("s3:PutObject",), resources=on(*replaced)),
         Statement(sid=f"AbortMirror{number}", actions=("s3:AbortMultipartUpload",), resources=on("")),
-        Statement(sid=f"CollectMirror{number}", actions=("s3:DeleteObject",), resources=on(*MIRROR_COLLECTED)),
+        Statement(sid=f"CollectMirror{number}", actions=("s3:DeleteObject",), resources=on(*collected)),
     )
 
 

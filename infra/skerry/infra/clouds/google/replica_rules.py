@@ -88,19 +88,23 @@ def replica_rules(*, prefix: str, slots: Sequence[str], group: str | None) -> tu
     return rules
 
 
-def mirror_rules(prefix: str) -> tuple[Rule, ...]:
+def mirror_rules(prefix: str, *, goes_on: bool = False) -> tuple[Rule, ...]:
     """The permissions of replicas on a mirror, which every one of them keeps: create all, delete what is not needed.
 
-    Equal in effect to `clouds.aws.policies.mirror_policy`. Raises Invalid for characters that have a meaning in a
-    condition.
+    Equal in effect to `clouds.aws.policies.mirror_policy`. goes_on: as there. Raises Invalid for characters that have
+    a meaning in a condition.
     """
     _check_prefix(prefix)
     # With what each slot has copied, which is replaced: see `clouds.aws.policies.MIRROR_SPENT`.
     collected = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, "spent/")
+    if goes_on:
+        collected = (*collected, keys.HEARTBEATS, keys.UNFINISHED, keys.PROBE)
+    roots = (prefix, prefix + keys.GOES_ON) if goes_on else (prefix,)
+    written = tuple(f"{root}/{folder}" for root in roots for folder in collected)
     return (
-        Rule(title="read the mirror", role=VIEWER, keys=(f"{prefix}/",), listing=True),
-        Rule(title="create in the mirror", role=CREATOR, keys=(f"{prefix}/",)),
-        Rule(title="collect in the mirror", role=USER, keys=tuple(f"{prefix}/{folder}" for folder in collected)),
+        Rule(title="read the mirror", role=VIEWER, keys=tuple(f"{root}/" for root in roots), listing=True),
+        Rule(title="create in the mirror", role=CREATOR, keys=tuple(f"{root}/" for root in roots)),
+        Rule(title="collect in the mirror", role=USER, keys=written),
     )
 
 

@@ -124,7 +124,7 @@ class GkeTrust:
                 why=f"{account.key} may keep the mirror in {mirror.bucket}; cannot overwrite its objects",
                 after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
                 bucket=mirror.bucket,
-                rules=mirror_rules(mirror.prefix),
+                rules=mirror_rules(mirror.prefix, goes_on=mirror.goes_on),
             )
             for mirror in context.mirrors("gs")
         ]

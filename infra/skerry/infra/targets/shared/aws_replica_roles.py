@@ -89,7 +89,10 @@ def mirror_policies(context: RunContext) -> tuple[Statement, ...]:
         statement
         for number, mirror in enumerate(context.mirrors("s3"))
         for statement in mirror_policy(
-            bucket_arn=Ref(address=f"{Bucket.KIND}.{mirror.key}", output="arn"), prefix=mirror.prefix, number=number
+            bucket_arn=Ref(address=f"{Bucket.KIND}.{mirror.key}", output="arn"),
+            prefix=mirror.prefix,
+            number=number,
+            goes_on=mirror.goes_on,
         )
     )
 

@@ -153,7 +153,7 @@ class _Group:
                 after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
                 bucket=mirror.bucket,
                 member=member,
-                rules=mirror_rules(mirror.prefix),
+                rules=mirror_rules(mirror.prefix, goes_on=mirror.goes_on),
             )
 
     def _aws_access(self, account: ServiceAccount, guest: ForeignReplica, s3_store: StoreInS3) -> CrossCloudAccess:

@@ -1,0 +1,62 @@
+"""The checks of `failover: automatic`: the run may leave a lost store by itself only where it cannot go on twice.
+
+Reads the document; does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.spec.further_places import EVERY_ROUND, PEERS, REPLICATION
+from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
+from skerry.runtime.log.run_record import majority
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.errors import Problem
+    from skerry.infra.spec.yaml_document import Document, Where
+
+AUTOMATIC: Final = "automatic"
+_WHERE: Final[Where] = ("failover",)
+
+
+def problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
+    """Why the run could not go on by itself, or could go on in two stores."""
+    if document.value(_WHERE) != AUTOMATIC:
+        if document.value(("failover_after",)) is not None:
+            yield document.problem(
+                ("failover_after",), "has an effect only with failover: automatic; remove it", key=True
+            )
+        return
+    named = [kind for kind in kinds_of_groups(document) if isinstance(kind, str)]
+    if local := next((kind for kind in named if kind in kinds.names and kind not in kinds.deployed), None):
+        text = f"needs replicas that are jobs, and {local} runs on this machine, which is lost as a whole"
+        yield document.problem(_WHERE, f"{text}; remove it, and use `skerry restore`")
+    if not any(_keeps_each_round(document, index) for index in range(len(document.entries((REPLICATION,))))):
+        line = "replication: [{to: gs://acme-dr/runs, log: every round}]"
+        yield document.problem(_WHERE, f"needs a mirror that loses no closed round; write e.g. {line}")
+    yield from _too_few(document)
+
+
+def _keeps_each_round(document: Document, index: int) -> bool:
+    line: Where = (REPLICATION, index)
+    return document.value((*line, "to")) != PEERS and document.value((*line, "log")) == EVERY_ROUND
+
+
+def _too_few(document: Document) -> Iterator[Problem]:
+    """The replicas that a majority leaves behind must not be enough for a round."""
+    counts = [document.integer(("replicas", index, "count")) for index in range(len(document.entries(("replicas",))))]
+    known = [count for count in counts if count is not None and count > 0]
+    where: Where = ("faults", "min_replicas")
+    written = document.value(where)
+    least = 1 if written is None else document.integer(where)
+    if len(known) != len(counts) or not counts or least is None:
+        return
+    others = sum(known) - majority(sum(known))
+    if least <= others:
+        text = (
+            f"the {others} replicas that a majority leaves behind could go on alone with min_replicas: {least}; write "
+            f"e.g. faults.min_replicas: {others + 1}"
+        )
+        yield document.problem(_WHERE if written is None else where, text)
