@@ -132,7 +132,8 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
         print_lines(job_text.job_lines(look.jobs), console)
         print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
     money = None if look.run is None else money_of(look.run)
-    taken = None if look.run is None else read_participation(deployment.open_store())
+    store = None if look.run is None else read_clouds.find_run_store(deployment)
+    taken = None if store is None else read_participation(store)
     if taken is not None and look.run is not None:
         print_lines(run_text.participation_lines(taken, look.run.rounds, figures=True), console)
     if money is not None:
@@ -160,10 +161,14 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
             print_lines([job_text.searched_line(look.searched) + again])
         if look.run is not None and money is not None:
             print_lines([*run_text.plain(look.run), *money.lines])
-            print_lines(participation_so_far(deployment.open_store(), look.run))
+            store = read_clouds.find_run_store(deployment)
+            print_lines([] if store is None else participation_so_far(store, look.run))
             regions = {uri: bucket.region for uri, bucket in deployment.mirrors().items()}
             regions[spec.run_uri] = deployment.bucket().region
-            print_lines(mirrors_so_far(spec, look.run.closed, regions, deployment.open_source))
+            if (move := read_clouds.read_move(deployment)) is not None:
+                print_lines([f"the run left {spec.run_uri}: {move}"])
+            else:
+                print_lines(mirrors_so_far(spec, look.run.closed, regions, deployment.open_source))
     _end_look(look, ok=True, as_json=as_json, **({} if money is None else money.document))
 
 
@@ -200,12 +205,11 @@ def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
         print_lines(doctor_text.check_lines(checks))
     examination = None
     # The first check is of the credentials: without them nothing can be read.
-    if checks[0].ok and read_clouds.bucket_exists(deployment):
-        store = deployment.open_store()
-        if load_run(store) is not None:
-            examination = doctor_text.examine(store, deployment.clock, deep=deep)
-            if not as_json:
-                print_lines(Text(line) for line in doctor_text.plain(examination))
+    store = read_clouds.find_run_store(deployment) if checks[0].ok else None
+    if store is not None and load_run(store) is not None:
+        examination = doctor_text.examine(store, deployment.clock, deep=deep)
+        if not as_json:
+            print_lines(Text(line) for line in doctor_text.plain(examination))
     ok = all(check.ok is not False for check in checks) and (examination is None or examination.ok)
     if as_json:
         typer.echo(to_json(_Examined(ok=ok, checks=checks, log=examination)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.cli.common import print_lines
 from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.job_text import job_lines
-from skerry.infra.deploy.read_clouds import bucket_exists
+from skerry.infra.deploy.read_clouds import find_run_store, read_move
 from skerry.infra.deploy.restart_lost import LostJobRestarter
 from skerry.infra.deploy.running_jobs import list_jobs, read_jobs, read_log
 from skerry.infra.errors import in_short
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.restart_lost import StopRequest
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.provision.target import JobView
+    from skerry.infra.run.run_record import Move
 
 # A job changes its state within minutes, a log line arrives within seconds; each look costs requests.
 _JOBS_S: Final = 10.0
@@ -56,6 +57,7 @@ class Watch:
         self._deployment = deployment
         self._resolved = resolved
         self._observer: Observer | None = None
+        self._move: Move | None = None
         self._printed: dict[str, str] = {}
 
     def look(self) -> Look:
@@ -88,10 +90,11 @@ class Watch:
         return False
 
     def _view(self) -> RunView | None:
-        if self._observer is None and bucket_exists(self._deployment):
-            store = self._deployment.open_store()
-            if (settings := load_settings(store)) is not None:
-                self._observer = Observer(store, settings, self._deployment.clock, read_history(store))
+        if (move := read_move(self._deployment)) != self._move:  # the run left its store meanwhile
+            self._move, self._observer = move, None
+        store = find_run_store(self._deployment) if self._observer is None else None
+        if store is not None and (settings := load_settings(store)) is not None:
+            self._observer = Observer(store, settings, self._deployment.clock, read_history(store))
         return None if self._observer is None else self._observer.view()
 
     def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra import targets
 from skerry.infra.cli.common import is_uri, run_uri
 from skerry.infra.deploy.deployment import prepare
+from skerry.infra.deploy.read_clouds import read_move
 from skerry.infra.run import local_preflight
 from skerry.infra.run.run_record import mirror_settings
 from skerry.infra.spec import model
@@ -40,7 +41,9 @@ def open_run(run: str, overrides: Sequence[str], clock: Clock) -> OpenedRun:
     if not is_uri(run) and model.load(Path(run), targets.kinds(), overrides).deployed:
         spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides)
         deployment = prepare(spec, clock, os.environ)
-        return OpenedRun(store=deployment.open_store(), deployment=deployment)
+        move = read_move(deployment)
+        store = deployment.open_store() if move is None else deployment.open_source(move.uri)
+        return OpenedRun(store=store, deployment=deployment)
     return OpenedRun(store=open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S))
 
 

@@ -16,6 +16,7 @@ from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.plan import desired_of
 from skerry.infra.provision.target import Check
+from skerry.infra.run.run_record import find_move
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from skerry.infra.provision.handler import Observed
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target import Rate
+    from skerry.infra.run.run_record import Move
     from skerry.infra.spec.inputs import Inputs
+    from skerry.runtime.store import Store
 
 _AND: Final = ", "
 
@@ -99,6 +102,24 @@ def read_bucket_region(deployment: Deployment) -> str:
 def bucket_exists(deployment: Deployment) -> bool:
     """True if the bucket of the run's store exists, of any owner: the run's keys in it are the run's own."""
     return read_bucket(deployment) is not None
+
+
+def read_move(deployment: Deployment) -> Move | None:
+    """Where the run went on by itself; None if it did not, or if the mirror that knows it cannot be read."""
+    mirror = deployment.spec.failover_mirror
+    if mirror is None:
+        return None
+    try:
+        return find_move(deployment.open_source(mirror))
+    except (SkerryError, OSError):
+        return None
+
+
+def find_run_store(deployment: Deployment) -> Store | None:
+    """The store in which the run is now; None if it was never started, or if its bucket is gone."""
+    if (move := read_move(deployment)) is not None:
+        return deployment.open_source(move.uri)
+    return deployment.open_store() if bucket_exists(deployment) else None
 
 
 def read_state(deployment: Deployment) -> State | None:

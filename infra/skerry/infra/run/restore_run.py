@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.errors import in_short
-from skerry.infra.run.run_record import goes_on
+from skerry.infra.run.run_record import find_move
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -16,7 +16,7 @@ from skerry.runtime.log.elsewhere import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
-from skerry.runtime.mirrors.ballots import Ballots, read_verdict
+from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 
@@ -56,8 +56,8 @@ def plan_restore(mirror: Store, at: int | None, open_at: Callable[[str], Store])
 
     Raises Invalid, with what there is, if nothing can be restored.
     """
-    if (verdict := read_verdict(mirror)) is not None and verdict.uri is not None and verdict.votes:
-        raise Invalid(f"the run was not lost: {goes_on(verdict.uri, verdict.round)}")
+    if (move := find_move(mirror)) is not None and move.votes:
+        raise Invalid(f"the run was not lost: {move}")
     cut = find_cut(mirror, at)
     mark = read_elsewhere(mirror)
     if mark is not None and mark.why == "moved":

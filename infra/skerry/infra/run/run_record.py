@@ -7,6 +7,7 @@ interrupted removal can be finished.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_settings import RunSettings
@@ -112,11 +113,11 @@ def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
     for uri in spec.mirrors:
         try:
             store = open_at(uri)
-            run, verdict = load_run(store), read_verdict(store)
+            run, move = load_run(store), find_move(store)
         except (SkerryError, OSError):
             continue
-        if verdict is not None and verdict.uri is not None:
-            raise Invalid(f"run {spec.spec.run} left {spec.run_uri}: {goes_on(verdict.uri, verdict.round)}")
+        if move is not None:
+            raise Invalid(f"run {spec.spec.run} left {spec.run_uri}: {move}")
         if run is not None and run.name == spec.spec.run:
             raise Invalid(
                 f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, "
@@ -125,13 +126,31 @@ def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
             )
 
 
-def goes_on(uri: str, round_number: int) -> str:
-    """Describe where a run goes on, and what to write into its spec."""
-    root, _, name = uri.rpartition("/")
-    return (
-        f"it goes on at {uri} from round {round_number}; write `store: {root}`, `run: {name}`, and no `failover:` or "
-        "`replication:`"
-    )
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """The place where a run goes on after its store was lost, and from which round. votes: the slots that decided it,
+    none if an operator did.
+    """
+
+    uri: str
+    round: int
+    votes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """For people, with what to write into the spec."""
+        root, _, name = self.uri.rpartition("/")
+        return (
+            f"it goes on at {self.uri} from round {self.round}; write `store: {root}`, `run: {name}`, and no "
+            "`failover:` or `replication:`"
+        )
+
+
+def find_move(mirror: Store) -> Move | None:
+    """Where the run of a mirror goes on, by the votes in it; None if it is still in its store."""
+    verdict = read_verdict(mirror)
+    if verdict is None or verdict.uri is None:
+        return None
+    return Move(uri=verdict.uri, round=verdict.round, votes=verdict.votes)
 
 
 def is_mirror(store: Store, run_uri: str) -> bool:
