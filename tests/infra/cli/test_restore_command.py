@@ -22,11 +22,12 @@ from tests.kit.managers import (
 )
 
 from skerry.infra.cli import restore_command
+from skerry.infra.run.run_record import find_move
 from skerry.infra.spec import further_places
 from skerry.runtime.errors import Invalid, Moved, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.run_record import MirrorSettings
+from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -304,3 +305,27 @@ def test_doctor_shows_the_rounds_that_a_run_shares_with_its_restore(places: Plac
     store.replace(key, json.dumps(changed).encode())
     parted = skerry("doctor", places.restored, places.original)
     assert (parted.exit_code, f"{key} differs in tokens" in parted.output) == (1, True)
+
+
+def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path) -> None:
+    """Of a run with failover: its replicas go where the operator says, and never to a second run."""
+    home, west = (tmp_path / "east/my-run").as_uri(), (tmp_path / "west").as_uri()
+    mirror, store = f"{west}/my-run", open_store(home)
+    settings = FailoverSettings(mirror=mirror, uri=f"{mirror}-failover", after_s=60.0)
+    kept = MirrorSettings(uri=mirror, each_round=True)
+    begin_run(store, "ab", minimum=2, store=home, mirrors=(kept,), failover=settings)
+    train_all(islands_of(store, "ab", grace_s=60.0), ROUNDS, close=True)
+    copied = skerry("replicate", home, "--to", west)
+    assert copied.exit_code == 0, copied.output
+    assert skerry("restore", mirror, "--rehearse").exit_code == 0
+    assert find_move(open_store(mirror)) is None
+    chosen = (tmp_path / "north/my-run").as_uri()
+    for _ in range(2):  # a repeat completes it
+        done = skerry("restore", mirror, "--to", chosen, "--auto-approve")
+        assert done.exit_code == 0, done.output
+    move = find_move(open_store(mirror))
+    assert move is not None
+    assert (move.uri, move.round, move.votes) == (chosen, ROUNDS, ())
+    refused = skerry("restore", mirror, "--to", f"{chosen}-2", "--auto-approve")
+    assert refused.exit_code == 1
+    assert f"goes on at {chosen} from round {ROUNDS}" in refused.output

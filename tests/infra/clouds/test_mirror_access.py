@@ -69,18 +69,18 @@ FORBIDDEN: Final[dict[str, Callable[[Replica], object]]] = {
 }
 
 
-def on_aws() -> Iterator[Replica]:
+def on_aws(*, goes_on: bool = False) -> Iterator[Replica]:
     with Sandbox(enforce_iam=True, region=aws_kit.REGION) as sandbox:
         aws = Aws(FakeClock(), sandbox.environment)
         S3Buckets(aws).create(S3_BUCKET)
-        policies = {"mirrors": mirror_policy(bucket_arn="arn:aws:s3:::acme-runs", prefix=PREFIX)}
+        policies = {"mirrors": mirror_policy(bucket_arn="arn:aws:s3:::acme-runs", prefix=PREFIX, goes_on=goes_on)}
         role = Roles(aws).create(aws_kit.wanted(replace(ROLE, managed=(), policies=policies)))
         assert opened(f"s3://{OTHER_RUN}", sandbox.environment).create(keys.RUN, b"1")
         given = role_keys(role["arn"], "replica", aws_kit.REGION)
         yield Replica(scheme="s3", environment={**sandbox.environment, **given})
 
 
-def on_google() -> Iterator[Replica]:
+def on_google(*, goes_on: bool = False) -> Iterator[Replica]:
     with GoogleSandbox() as sandbox:
         google = Google(FakeClock(), sandbox.environment)
         GcsBuckets(google).create(GCS_BUCKET)
@@ -91,7 +91,7 @@ def on_google() -> Iterator[Replica]:
             region="",
             bucket="acme-runs",
             member=f"serviceAccount:{email}",
-            rules=mirror_rules(PREFIX),
+            rules=mirror_rules(PREFIX, goes_on=goes_on),
         )
         BucketBindings(google).create(google_kit.wanted(binding))
         assert opened(f"gs://{OTHER_RUN}", sandbox.environment).create(keys.RUN, b"1")
@@ -126,6 +126,28 @@ def test_replica_keeps_a_mirror_and_can_do_nothing_else(replica: Replica) -> Non
     for key in DELETED:
         store.delete(key)
         assert store.read(key) is None
+
+
+@pytest.mark.parametrize("place", [on_aws, on_google], ids=["aws", "google"])
+def test_replica_makes_the_run_that_goes_on_beside_its_mirror(place: Callable[..., Iterator[Replica]]) -> None:
+    for replica in place(goes_on=True):
+        mirror, run = replica.store(), replica.store(f"acme-runs/{PREFIX}{keys.GOES_ON}")
+        assert mirror.create(keys.vote(0, OTHERS), b"1")
+        assert not mirror.create(keys.vote(0, OTHERS), b"2")
+        for key in (keys.RUN, keys.member(OTHERS, 1), keys.commit(1), keys.checkpoint_manifest(1)):
+            assert run.read(key) is None
+            assert run.create(key, b"1")
+        for body in (b"1", b"2"):
+            run.replace(keys.heartbeat(OTHERS), body)
+        run.delete(keys.checkpoint_manifest(1))
+        for attempt in (
+            lambda run=run: run.replace(keys.commit(1), b"2"),
+            lambda run=run: run.delete(keys.commit(1)),
+            lambda mirror=mirror: mirror.replace(keys.vote(0, OTHERS), b"2"),
+            lambda replica=replica: replica.store(OTHER_RUN).read(keys.RUN),
+        ):
+            with pytest.raises(Unauthorized):
+                attempt()
 
 
 @pytest.mark.parametrize("prefix", ["", "runs/*", "runs/$x"])

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.infra.deploy.account import Operator, skerry, write_run
 
+from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.run.extend_run import expect_slots
 from skerry.infra.spec import further_places
+from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.run_record import Elsewhere
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.log.run_record import Elsewhere, Run, Verdict
 from skerry.runtime.store import open_store
 from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
 
@@ -159,3 +163,39 @@ def test_plan_names_the_rights_of_each_replica_on_each_mirror(spec: str, clouds:
     ]
     assert re.search(r"mirror s3://acme-west/runs/tiny: \$[0-9.]+ a copy, .* in all; stored: \$[0-9.]+ a month", output)
     assert clouds.aws.calls.writes == clouds.google.calls.writes == []
+
+
+def test_status_follows_a_run_that_left_its_store(tmp_path: Path, clouds: Clouds) -> None:
+    groups = (BATCH + VERTEX).format(project=clouds.google.project, digest="0123456789abcdef" * 4)
+    more = MIRRORS + "failover: automatic\nfaults: {min_replicas: 2}\n"
+    spec = str(write_run(tmp_path, groups, more=more))
+    planned = skerry("plan", spec, "-v").output
+    assert re.search(r"the bucket acme-skerry +round r, gs://acme-dr/runs +5m, by itself", planned)
+    assert '"SKERRY_FAILOVER": "gs://acme-dr/runs/tiny"' in planned
+    assert "gs://acme-dr/runs/tiny-failover" not in skerry("apply", spec, "--auto-approve").output
+    home, mirror = open_store(HOME), open_store("gs://acme-dr/runs/tiny")
+    run = Run.parse(home.read(keys.RUN) or b"", keys.RUN)
+    assert run.failover is not None
+    assert (run.failover.mirror, run.failover.after_s) == (mirror.uri, 300.0)
+    verdict = Verdict(
+        run=run.nonce,
+        ballot=0,
+        uri=run.failover.uri,
+        round=0,
+        commit=GENESIS,
+        votes=("b-0", "v-0"),
+        by="b-0",
+        created="2026-01-01",
+    )
+    mirror.create(keys.verdict(0), verdict.to_bytes())
+    fork = run.model_copy(update={"nonce": "1" * 32, "name": "tiny-failover", "failover": None, "mirrors": None})
+    open_store(run.failover.uri).create(keys.RUN, fork.to_bytes())
+    shown = skerry("status", spec).output
+    assert f"the run left {HOME}: it goes on at {run.failover.uri} from round 0" in shown
+    assert "write `store: gs://acme-dr/runs`, `run: tiny-failover`" in shown
+    assert "tiny-failover" in shown
+    home.delete(keys.RUN)
+    refused = skerry("apply", spec, "--auto-approve", code=2)
+    assert "it goes on at gs://acme-dr/runs/tiny-failover" in refused.output + refused.stderr
+    with pytest.raises(Invalid, match="keeps its replicas"):
+        expect_slots(home, RunSettings(first=run), ["b-0"], removes=True, by="a", now="2026-01-01")

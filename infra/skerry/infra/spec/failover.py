@@ -56,7 +56,7 @@ def _too_few(document: Document) -> Iterator[Problem]:
     others = sum(known) - majority(sum(known))
     if least <= others:
         text = (
-            f"the {others} replicas that a majority leaves behind could go on alone with min_replicas: {least}; write "
-            f"e.g. faults.min_replicas: {others + 1}"
+            f"{others} of {sum(known)} replicas, which a majority leaves behind, could go on alone with min_replicas: "
+            f"{least}; write e.g. faults.min_replicas: {others + 1}"
         )
         yield document.problem(_WHERE if written is None else where, text)

@@ -97,14 +97,19 @@ def mirror_rules(prefix: str, *, goes_on: bool = False) -> tuple[Rule, ...]:
     _check_prefix(prefix)
     # With what each slot has copied, which is replaced: see `clouds.aws.policies.MIRROR_SPENT`.
     collected = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, "spent/")
-    if goes_on:
-        collected = (*collected, keys.HEARTBEATS, keys.UNFINISHED, keys.PROBE)
-    roots = (prefix, prefix + keys.GOES_ON) if goes_on else (prefix,)
-    written = tuple(f"{root}/{folder}" for root in roots for folder in collected)
+    rules = (
+        Rule(title="read the mirror", role=VIEWER, keys=(f"{prefix}/",), listing=True),
+        Rule(title="create in the mirror", role=CREATOR, keys=(f"{prefix}/",)),
+        Rule(title="collect in the mirror", role=USER, keys=tuple(f"{prefix}/{folder}" for folder in collected)),
+    )
+    if not goes_on:
+        return rules
+    run, written = prefix + keys.GOES_ON, (*collected, keys.HEARTBEATS, keys.UNFINISHED, keys.PROBE)
     return (
-        Rule(title="read the mirror", role=VIEWER, keys=tuple(f"{root}/" for root in roots), listing=True),
-        Rule(title="create in the mirror", role=CREATOR, keys=tuple(f"{root}/" for root in roots)),
-        Rule(title="collect in the mirror", role=USER, keys=written),
+        *rules,
+        Rule(title="read the run that goes on", role=VIEWER, keys=(f"{run}/",), listing=True),
+        Rule(title="create the run that goes on", role=CREATOR, keys=(f"{run}/",)),
+        Rule(title="write where it goes on", role=USER, keys=tuple(f"{run}/{folder}" for folder in written)),
     )
 
 
