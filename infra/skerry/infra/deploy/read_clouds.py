@@ -105,7 +105,7 @@ def bucket_exists(deployment: Deployment) -> bool:
 
 
 def read_move(deployment: Deployment) -> Move | None:
-    """Where the run went on by itself; None if it did not, or if the mirror that knows it cannot be read."""
+    """The place at which the run went on by itself; None if it did not, or if its mirror cannot be read."""
     mirror = deployment.spec.failover_mirror
     if mirror is None:
         return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.spec import store_uri
+from skerry.infra.spec.failover import failover_line
 from skerry.infra.spec.inputs import inputs_of
 from skerry.runtime import contract
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
-    from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
 
@@ -116,13 +116,6 @@ class RunContext:
         regions = [getattr(group.target, "region", "") for group in self.spec.replicas if cloud == group.target.CLOUD]
         return tuple(dict.fromkeys(region for region in regions if region))
 
-    @property
-    def failover_line(self) -> FurtherPlace | None:
-        """The line of the mirror beside which the run goes on by itself; None without failover."""
-        if self.spec.failover is None:
-            return None
-        return next((line for line in self.spec.replication if not line.is_peers and line.each_round), None)
-
     def mirrors(self, scheme: str) -> tuple[MirrorPlace, ...]:
         """The mirrors of the run in stores of this scheme (s3, gs), in the order of the spec."""
         places: list[MirrorPlace] = []
@@ -137,7 +130,7 @@ class RunContext:
                         prefix=prefix,
                         region=line.region,
                         brought=line.brought,
-                        goes_on=line is self.failover_line,
+                        goes_on=line is failover_line(self.spec),
                     )
                 )
         return tuple(places)
@@ -172,7 +165,7 @@ class RunContext:
             contract.GROUP: group.name,
             contract.PLACE: group.target.place.to_text(),
         }
-        if (mirror := self.failover_line) is not None:
+        if (mirror := failover_line(self.spec)) is not None:
             variables[contract.FAILOVER] = store_uri.run_uri(Path("/"), mirror.to, self.spec.run)
         if self.hours is not None:
             # A change here restarts every replica, so digits that do not matter are cut off.

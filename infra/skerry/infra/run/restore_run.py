@@ -128,8 +128,8 @@ def restore(
 ) -> Run:
     """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`.
 
-    by: the operator who sends the replicas of a run with failover there; None for a rehearsal. Raises Conflict if they
-    are elsewhere.
+    by: the operator by whose order the replicas of a run with failover go there; None for a rehearsal. Raises Conflict
+    if they are elsewhere.
     """
     if by is not None and plan.cut.run.failover is not None:
         ballots = Ballots(mirror, plan.cut.run, by, clock, find_cut)

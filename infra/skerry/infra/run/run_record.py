@@ -146,7 +146,7 @@ class Move:
 
 
 def find_move(mirror: Store) -> Move | None:
-    """Where the run of a mirror goes on, by the votes in it; None if it is still in its store."""
+    """The place at which the run of a mirror goes on, by the votes in it; None if it is still in its store."""
     verdict = read_verdict(mirror)
     if verdict is None or verdict.uri is None:
         return None

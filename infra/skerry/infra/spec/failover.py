@@ -1,4 +1,4 @@
-"""The checks of `failover: automatic`: the run may leave a lost store by itself only where it cannot go on twice.
+"""Checks `failover: automatic`: the run may leave a lost store by itself only if it cannot go on twice.
 
 Reads the document; does no I/O.
 """
@@ -15,14 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.errors import Problem
+    from skerry.infra.spec.further_places import FurtherPlace
+    from skerry.infra.spec.model import Spec
     from skerry.infra.spec.yaml_document import Document, Where
 
 AUTOMATIC: Final = "automatic"
 _WHERE: Final[Where] = ("failover",)
 
 
+def failover_line(spec: Spec) -> FurtherPlace | None:
+    """The line of the mirror beside which a run goes on by itself; None without failover."""
+    if spec.failover is None:
+        return None
+    return next((line for line in spec.replication if not line.is_peers and line.each_round), None)
+
+
 def problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
-    """Why the run could not go on by itself, or could go on in two stores."""
+    """Yields the reasons for which the run cannot go on by itself, or could go on in two stores."""
     if document.value(_WHERE) != AUTOMATIC:
         if document.value(("failover_after",)) is not None:
             yield document.problem(

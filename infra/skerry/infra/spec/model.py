@@ -311,9 +311,8 @@ class SpecFile:
     @property
     def failover_mirror(self) -> str | None:
         """The URI of the mirror through which replicas vote to leave the store; None without failover."""
-        if self.spec.failover is None:
-            return None
-        return next((uri for uri, line in self.mirrors.items() if line.each_round), None)
+        line = failover.failover_line(self.spec)
+        return None if line is None else store_uri.run_uri(self.folder, line.to, self.spec.run)
 
     @property
     def state_uri(self) -> str | None:
