@@ -41,7 +41,7 @@ def test_bad_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
 
 
 def test_completion_offers_commands_and_their_options() -> None:
-    names = skerry(_SKERRY_COMPLETE="complete_bash", COMP_WORDS="skerry st", COMP_CWORD="1")
-    assert names.output.split() == ["status"]
+    names = skerry(_SKERRY_COMPLETE="complete_bash", COMP_WORDS="skerry stat", COMP_CWORD="1")
+    assert names.output.split() == ["status", "state"]
     options = skerry(_SKERRY_COMPLETE="complete_bash", COMP_WORDS="skerry doctor --de", COMP_CWORD="2")
     assert options.output.split() == ["--deep"]
