@@ -94,11 +94,13 @@ class SlurmSite:
                 os.kill(pid, signal.SIGKILL)
 
     def _processes(self, job: str) -> list[int]:
-        mark = f"\0SLURM_JOB_ID={job}\0".encode()
+        # Tests that run at the same time have clusters of their own, whose jobs have the same numbers.
+        marks = (f"\0SLURM_JOB_ID={job}\0".encode(), f"\0SLURM_CONF={self.folder}/".encode())
         processes: list[int] = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if mark in b"\0" + (entry / "environ").read_bytes():
+                environment = b"\0" + (entry / "environ").read_bytes()
+                if all(mark in environment for mark in marks):
                     processes.append(int(entry.name))
         return processes
 
