@@ -19,6 +19,7 @@ from tests.kit.managers import (
     wait_for,
 )
 
+from skerry.runtime.checkpointing.log_position import LogPosition, is_due
 from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
@@ -191,6 +192,28 @@ def test_extension_before_the_last_boundary_keeps_replicas_training() -> None:
     change(store, run, 1, rounds=2)
     island.train(2)
     assert len(decisions(store)) == 2
+
+
+def test_checkpoint_is_due_once_at_each_end_that_the_run_has_had() -> None:
+    store = MemoryStore()
+    log = RunLog(store, begin_run(store, ("a",), rounds=2, checkpoint_every=100))
+    log.set_end(3, None)
+    log.set_end(4, 10.0)  # other replicas may know of none of the later ends, and have left
+    rounds = [LogPosition(round=n, previous="", members=("a",), batches=0, work=2.0 * n) for n in range(1, 8)]
+    assert [position.round for position in rounds if is_due(position, 100, log)] == [2, 3, 5, 6, 7]
+    log.set_end(9, None)
+    assert [position.round for position in rounds if is_due(position, 100, log)] == [2, 3, 5]
+
+
+def test_end_that_was_extended_in_time_has_a_checkpoint() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a",), minimum=1, rounds=1)
+    change(store, run, 1, rounds=3)
+    island = Island(store, "a", minimum=1, checkpoint_every=100)
+    island.train(2, close=False)
+    island.manager.shutdown()
+    assert store.read(keys.checkpoint_manifest(1)) is not None
+    assert store.read(keys.checkpoint_manifest(2)) is None
 
 
 def settings_of(rounds: int = 2) -> tuple[RunSettings, MemoryStore, Run]:

@@ -100,7 +100,7 @@ class PrivateState:
         written, this one is skipped. A state that cannot be stored, or is not finite, is reported and not saved.
         near: also save it on the machine; the same on all ranks.
         """
-        if not self._saves or not is_due(position, checkpoint_every, self._log.run):
+        if not self._saves or not is_due(position, checkpoint_every, self._log):
             return
         if self.is_saving and not near:
             return

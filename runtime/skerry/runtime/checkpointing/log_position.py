@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import Telemetry
-    from skerry.runtime.log.run_record import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class RoundFacts:
     checks: tuple[Callable[[], str | None], ...] = ()
 
 
-def is_due(position: LogPosition, checkpoint_every: int | None, run: Run) -> bool:
+def is_due(position: LogPosition, checkpoint_every: int | None, log: RunLog) -> bool:
     """Returns True if state is saved after this round. The last round of a run always is; None means not now."""
     if checkpoint_every is None:
         return False
-    return position.round % checkpoint_every == 0 or run.is_over(position.round, position.work)
+    return position.round % checkpoint_every == 0 or log.is_end(position.round, position.work)

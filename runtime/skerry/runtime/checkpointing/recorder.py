@@ -281,14 +281,14 @@ class Recorder:
         """Returns the member that writes this round's checkpoint, in rotation; None if none is due."""
         if checkpoint_every is None or not self._state or not position.members:
             return None
-        if not is_due(position, checkpoint_every, self._log.run):
+        if not is_due(position, checkpoint_every, self._log):
             return None
         return position.members[(position.round // checkpoint_every) % len(position.members)]
 
     def _my_turn(self, position: LogPosition, checkpoint_every: int | None) -> bool:
         if self._author(position, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
-        if self._log.run.is_over(position.round, position.work) and self.saving is not None:
+        if self._log.is_end(position.round, position.work) and self.saving is not None:
             self.saving.exception()  # the last checkpoint of a run is never skipped
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
@@ -297,7 +297,7 @@ class Recorder:
         """A copy on the machine is due, and the last one is written: memory is bounded to one snapshot for each."""
         if self._near is None or not self._state or self._near.is_saving("checkpoints"):
             return False
-        return is_due(position, checkpoint_every, self._log.run)
+        return is_due(position, checkpoint_every, self._log)
 
     @property
     def is_saving(self) -> bool:

@@ -23,7 +23,7 @@ from skerry.runtime.log.records import (
     Record,
     digest_of,
 )
-from skerry.runtime.log.run_record import Run, Settings
+from skerry.runtime.log.run_record import Run, Settings, is_over
 from skerry.runtime.store import Span
 from skerry.runtime.store.retrying import read_existing
 
@@ -84,6 +84,8 @@ class RunLog:
         self.run = run
         self.slots: tuple[str, ...] | None = None
         self.recent = RecentRecords()
+        # Ends that the run has had, and the round after which each was reached.
+        self._ends: dict[tuple[int | None, float | None], int | None] = {(run.rounds, run.work): None}
 
     def read_contribution(
         self, round_number: int, exchange: int, slot: str, *, exists: bool = False
@@ -107,6 +109,14 @@ class RunLog:
         """The run ends after so many rounds, and so much work: by settings that were stored after its start."""
         if (self.run.rounds, self.run.work) != (rounds, work):
             self.run = self.run.model_copy(update={"rounds": rounds, "work": work})
+            self._ends.setdefault((rounds, work), None)
+
+    def is_end(self, closed: int, work: float) -> bool:
+        """True if the run ends after `closed` rounds with this work, or once did: others may have left there."""
+        for end, reached in list(self._ends.items()):
+            if reached is None and is_over(*end, closed, work):
+                self._ends[end] = closed
+        return self.run.is_over(closed, work) or closed in self._ends.values()
 
     def create(self, key: str, record: L) -> Stored[L]:
         """Writes `record` if `key` is absent, and returns the stored record: this one or another writer's.
