@@ -6,15 +6,26 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.deploy.account import skerry
+from tests.infra.deploy.account import DIGEST, GROUP, skerry, write_run
+
+from skerry.testing.plugin import skerry_clouds, skerry_google
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.testing.both_clouds import Clouds
     from skerry.testing.sandbox import Sandbox
+
+__all__ = ["skerry_clouds", "skerry_google"]
 
 BUCKET: Final = "acme-skerry"
 KEY: Final = "arn:aws:kms:us-east-1:123456789012:key/1234abcd"
+VERTEX: Final = """\
+  - name: v
+    count: 1
+    image: us-central1-docker.pkg.dev/{project}/skerry/replica@sha256:{digest}
+    target: {{kind: vertex, project: {project}, region: us-central1, machine: n2-standard-4}}
+"""
 BOUNDARY: Final = "arn:aws:iam::123456789012:policy/boundary"
 
 
@@ -81,10 +92,73 @@ def test_key_encrypts_the_bucket_and_replicas_may_use_it(spec: str, tmp_path: Pa
     assert kept == rule
 
 
-def test_other_accounts_are_refused_before_a_change(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    ruled = write_rules(tmp_path, "allowed_accounts: ['210987654321']")
-    for command in (("plan",), ("apply", "--auto-approve"), ("destroy", "--yes"), ("cancel", "--auto-approve")):
-        result = skerry(*command, ruled, code=1)
-        assert "aws account 123456789012 is not among those that the spec allows: 210987654321" in result.stderr
+FORBIDDEN: Final = "allowed_accounts: ['210987654321']"
+
+
+COMMANDS: Final = (
+    "plan",
+    "apply --auto-approve",
+    "up --auto-approve",
+    "destroy --yes",
+    "cancel --auto-approve",
+    "extend --rounds 9",
+    "status",
+    "watch",
+    "doctor",
+    "doctor --repair",
+    "estimate",
+    "report",
+    "export",
+    "artifacts",
+    "pin --list",
+    "runs",
+    "graph --planned",
+    "state list",
+    "image ship",
+)
+
+
+@pytest.mark.usefixtures("spec")
+def test_other_account_is_asked_for_nothing_but_its_name(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    ruled = write_rules(tmp_path, FORBIDDEN)
+    for command in COMMANDS:
+        words: list[str] = [*command.split()]
+        words.insert(2 if words[0] in ("state", "image") else 1, ruled)
+        result = skerry(*words, code=1)
+        text = "aws account 123456789012 is not among those that the spec allows: 210987654321"
+        assert text in " ".join((result.stdout + result.stderr).split()), command
+        assert {call.name for call in skerry_sandbox.calls} == {"sts:GetCallerIdentity"}, command
+
+
+def test_extend_writes_nothing_in_another_account(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    skerry_sandbox.calls.clear()
+    skerry("extend", write_rules(tmp_path, FORBIDDEN), "--rounds", "9", code=1)
     assert skerry_sandbox.calls.writes == []
+
+
+def test_doctor_shows_another_account_as_a_failed_check(spec: str, tmp_path: Path) -> None:
+    ruled = write_rules(tmp_path, FORBIDDEN)
+    (check,) = json.loads(skerry("doctor", ruled, "--json", code=1).stdout)["checks"]
+    assert (check["ok"], check["name"]) == (False, "allowed accounts")
     assert json.loads(skerry("plan", spec, "--set", "aws.allowed_accounts=['123456789012']", "--json").stdout)
+
+
+def test_local_run_is_not_started_in_another_account(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    path = write_run(tmp_path, "  - {name: a, count: 1, target: {kind: local}}\n", more=f"aws: {{{FORBIDDEN}}}\n")
+    assert "is not among those that the spec allows" in skerry("up", str(path), code=1).stderr
+    assert {call.name for call in skerry_sandbox.calls} == {"sts:GetCallerIdentity"}
+
+
+def test_place_that_only_the_state_names_is_checked(tmp_path: Path, skerry_clouds: Clouds) -> None:
+    skerry_clouds.aws.any_image = skerry_clouds.google.any_image = True
+    google = VERTEX.format(project=skerry_clouds.google.project, digest=DIGEST)
+    aws = GROUP.format(count=1, role="replica")
+    skerry("apply", str(write_run(tmp_path, aws + google)), "--auto-approve")
+    spec = str(write_run(tmp_path, aws, more="limits: {max_hours: 24}\ngoogle: {allowed_projects: [another]}\n"))
+    jobs = skerry_clouds.google.inventory()
+    skerry_clouds.aws.calls.clear()
+    for command in (("plan",), ("apply", "--auto-approve"), ("destroy", "--yes")):
+        assert "is not among those that the spec allows: another" in skerry(*command, spec, code=1).stderr
+    assert skerry_clouds.google.inventory() == jobs
+    assert skerry_clouds.aws.calls.writes == []

@@ -6,6 +6,7 @@ last line on stdout is for programs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -33,6 +34,7 @@ from skerry.infra.cli.common import (
     Verbose,
     as_typed,
     ask_take_over,
+    check_allowed,
     confirm,
     errors_as_exit_codes,
     is_uri,
@@ -55,6 +57,7 @@ from skerry.infra.cli.sandbox_command import sandbox
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.watch_command import as_json_line, settled_view, watch
+from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
@@ -210,6 +213,8 @@ def up(
                 deployed_run_commands.up(spec, typed, answers, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
+        with contextlib.suppress(SpecInvalid):  # the next line reports all problems at once
+            check_allowed(load_spec(str(path), overrides or ()))
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
         console = Console(stderr=as_json)
         screen = EnduringScreen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -121,12 +122,25 @@ def load_spec(path: str, overrides: Sequence[str]) -> SpecFile:
 
 
 def run_uri(run: str, overrides: Sequence[str]) -> str:
-    """The run's own prefix, from its URI or from a spec. A relative file:// URI starts at this folder, as in a spec."""
+    """The run's own prefix, from its URI or from a spec. A relative file:// URI starts at this folder, as in a spec.
+
+    Raises Unauthorized as `check_allowed`.
+    """
     if not is_uri(run):
-        return load_spec(run, overrides).run_uri
+        spec = load_spec(run, overrides)
+        check_allowed(spec)
+        return spec.run_uri
     if overrides:
         raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
     return absolute(run)
+
+
+def check_allowed(spec: SpecFile) -> None:
+    """Raise Unauthorized if the spec does not allow the account of a cloud; before anything there is opened."""
+    from skerry.infra import clouds  # noqa: PLC0415  as above
+    from skerry.runtime.clock import SystemClock  # noqa: PLC0415  as above
+
+    clouds.check_allowed(spec, SystemClock(), os.environ)
 
 
 def absolute(uri: str) -> str:

@@ -38,9 +38,10 @@ from skerry.infra.deploy.tagged_resources import spec_regions
 from skerry.infra.observe.live_replicas import shown
 from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
+from skerry.infra.provision.target import Check
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Conflict, Invalid
+from skerry.runtime.errors import Conflict, Invalid, Unauthorized
 
 if TYPE_CHECKING:
     from skerry.infra.cli.deployed_watch import Look
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.doctor.findings import Examination
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.provision.apply import Outcome
-    from skerry.infra.provision.target import Check, JobView
+    from skerry.infra.provision.target import JobView
     from skerry.infra.spec.model import SpecFile
 
 
@@ -199,7 +200,15 @@ def logs(spec: SpecFile, *, follow: bool, replica: str | None, verbose: bool) ->
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
     """Check what would make an apply fail, and the run's log if there is one. True if nothing is wrong."""
-    deployment = _prepare(spec)
+    try:
+        deployment = _prepare(spec)
+    except Unauthorized as error:
+        checks = (Check(name="allowed accounts", ok=False, text=str(error), advice="log in to another account"),)
+        if as_json:
+            typer.echo(to_json(_Examined(ok=False, checks=checks, log=None)))
+        else:
+            print_lines(doctor_text.check_lines(checks))
+        return False
     checks = read_clouds.run_checks(deployment)
     if not as_json:
         print_lines(doctor_text.check_lines(checks))

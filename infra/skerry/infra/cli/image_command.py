@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from skerry.infra import targets
-from skerry.infra.cli.common import errors_as_exit_codes
+from skerry.infra.cli.common import check_allowed, errors_as_exit_codes
 from skerry.infra.image import push as image_push
 from skerry.infra.local.docker_engine import Engine
 from skerry.infra.spec import model
@@ -50,6 +50,7 @@ def ship(
         spec = model.load(path, targets.kinds())
         if not spec.deployed:
             raise Invalid(f"{path} runs on this machine with a local image, so there is nothing to push")
+        check_allowed(spec)
         engine = None if dry else Engine()
         references = {
             repository: f"{repository}@{image_push.UNKNOWN}"

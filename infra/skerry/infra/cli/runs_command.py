@@ -15,8 +15,8 @@ from skerry.infra.cli.common import (
     absolute,
     errors_as_exit_codes,
     is_uri,
-    load_spec,
     print_lines,
+    run_uri,
     to_json,
 )
 from skerry.infra.observe.list_runs import ListedRun, list_runs
@@ -58,7 +58,7 @@ def _uri_of(place: str) -> str:
     if is_uri(place):
         return absolute(place)
     path = Path(place)
-    return path.resolve().as_uri() if path.is_dir() else load_spec(place, ()).run_uri.rpartition("/")[0]
+    return path.resolve().as_uri() if path.is_dir() else run_uri(place, ()).rpartition("/")[0]
 
 
 def run_lines(listed: Sequence[ListedRun], now: float) -> Iterator[str]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target import StoreCloud
-    from skerry.infra.spec.model import Replicas, Spec
+    from skerry.infra.spec.model import Replicas, Spec, SpecFile
     from skerry.runtime.clock import Clock
 
 # The name is the one in identities, price tables, options and kinds of resources. Values: module and URI scheme.
@@ -34,15 +34,23 @@ def under_rules(resources: Iterable[Resource], spec: Spec) -> list[Resource]:
     return changed
 
 
-def check_allowed(accounts: Mapping[str, str], spec: Spec) -> None:
-    """Raise Unauthorized if credentials are of an account that the spec does not allow. accounts: {"aws": "1234"}."""
-    rules = {"aws": spec.aws.allowed_accounts, "google": spec.google.allowed_projects}
-    for cloud, allowed in rules.items():
-        foreign = set(accounts.get(cloud, "").split(", ")) - {"", *allowed}
-        if allowed and foreign:
+def check_allowed(file: SpecFile, clock: Clock, environment: Mapping[str, str], further: Iterable[str] = ()) -> None:
+    """Raise Unauthorized if the credentials are of an account that the spec does not allow.
+
+    Checks the clouds of the run's store, state, mirrors and groups, and `further` ones. Only a cloud with a rule is
+    called, and only for the account: all places in a cloud use the same one.
+    """
+    spec = file.spec
+    stores = (file.run_uri, *file.mirrors, *(() if file.state_uri is None else (file.state_uri,)))
+    used = {home_of(uri) for uri in stores if is_home(uri)} | {group.target.CLOUD for group in spec.replicas}
+    for cloud, allowed in {"aws": spec.aws.allowed_accounts, "google": spec.google.allowed_projects}.items():
+        if not allowed or cloud not in used.union(further):
+            continue
+        account = _open(cloud, clock, environment, spec.replicas).identity()[cloud]
+        if account not in allowed:
             raise Unauthorized(
-                f"{cloud} account {', '.join(sorted(foreign))} is not among those that the spec allows: "
-                f"{', '.join(allowed)}; use other credentials"
+                f"{cloud} account {account} is not among those that the spec allows: {', '.join(allowed)}; "
+                "use other credentials"
             )
 
 
@@ -68,5 +76,9 @@ def open_home(
 
     groups: of the run's spec; their targets may name the account.
     """
-    module, _ = _CLOUDS[home_of(run_uri)]
+    return _open(home_of(run_uri), clock, environment, groups)
+
+
+def _open(cloud: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas]) -> StoreCloud:
+    module, _ = _CLOUDS[cloud]
     return importlib.import_module(module).open_home(clock, environment, groups)

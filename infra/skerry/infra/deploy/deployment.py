@@ -1,6 +1,6 @@
 """A deployed run as a plain value: its spec, packed code, clouds, targets and handlers. Names no cloud.
 
-`prepare` calls no cloud, and reading an attribute never does; `refresh` reads what the clouds report.
+`prepare` calls a cloud only to check its account, for a spec that allows certain ones; reading an attribute never does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skerry.runtime.errors import Unauthorized
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler
@@ -48,6 +48,7 @@ class Deployment:
     mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it. mirror_routes: their traffic.
     open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror.
     open_state: opens the state, in the run's store or at the spec's `state`.
+    check_allowed: raises Unauthorized if the spec does not allow the account of one of these clouds.
     """
 
     spec: SpecFile
@@ -66,6 +67,7 @@ class Deployment:
     open_store: Callable[[], Store]
     open_source: Callable[[str], Store]
     open_state: Callable[[], StateStore]
+    check_allowed: Callable[[Iterable[str]], None]
 
     @property
     def run(self) -> str:
@@ -84,10 +86,12 @@ class Deployment:
 
 
 def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Deployment:
-    """The deployment of a spec. Packs the code; calls no cloud. Raises Invalid if the code or the store cannot be used.
+    """The deployment of a spec. Packs the code. Raises Invalid if the code or the store cannot be used.
 
-    environment: where credentials and endpoints are looked up.
+    environment: where credentials and endpoints are looked up. Raises Unauthorized if the spec does not allow the
+    account of a cloud: nothing else is called before, so no command looks up or changes anything in another account.
     """
+    clouds.check_allowed(spec, clock, environment)
     code = code_archive.pack(spec.code_path)
     context = RunContext(
         spec=spec.spec,
@@ -163,6 +167,7 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
             else _open_other(context, clock, environment, uri)
         ),
         open_state=open_state,
+        check_allowed=functools.partial(clouds.check_allowed, spec, clock, environment),
     )
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra import clouds
+from skerry.infra import clouds, targets
 from skerry.infra.clouds.shared import each
 from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
@@ -125,13 +125,15 @@ def find_run_store(deployment: Deployment) -> Store | None:
 def read_state(deployment: Deployment) -> State | None:
     """The state, read by its key; None if there is none, as before the first apply, or if the bucket is missing.
 
-    Raises Unauthorized if the spec does not allow the accounts: every command that may change something reads it first.
+    Raises Unauthorized if the spec does not allow the account of a cloud in which the state has resources: every
+    command that may change something reads it first. `prepare` has checked the clouds that the spec names.
     """
-    if deployment.spec.spec.aws.allowed_accounts or deployment.spec.spec.google.allowed_projects:
-        clouds.check_allowed(read_accounts(deployment), deployment.spec.spec)
     if deployment.spec.state_uri is None and not bucket_exists(deployment):
         return None
-    return deployment.open_state().load()
+    state = deployment.open_state().load()
+    if state is not None:
+        deployment.check_allowed({targets.cloud_of(entry.record.kind) for entry in state.entries})
+    return state
 
 
 def read_accounts(deployment: Deployment) -> dict[str, str]:

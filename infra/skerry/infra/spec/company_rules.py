@@ -35,7 +35,7 @@ class AwsRules(Section):
     role_path: Annotated[str, _ROLE_PATH, Field(examples=["/teams/research/"])] = "/skerry/"
     """The path of the roles that are created."""
     allowed_accounts: tuple[Annotated[str, shaped(r"\d{12}", "the 12 digits of an account")], ...] = ()
-    """The only accounts in which anything may be looked up or created; empty allows all."""
+    """The only accounts in which a command with this spec may look up or change anything; empty allows all."""
 
 
 class GoogleRules(Section):
@@ -46,4 +46,4 @@ class GoogleRules(Section):
     ) = None
     """The key that encrypts the bucket. The service agent of Cloud Storage must be allowed to use it."""
     allowed_projects: tuple[Annotated[str, shaped(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project")], ...] = ()
-    """The only projects in which anything may be looked up or created; empty allows all."""
+    """The only projects in which a command with this spec may look up or change anything; empty allows all."""
