@@ -6,8 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.deploy.account import DIGEST, GROUP, skerry, write_run
+from tests.infra.deploy.account import DIGEST, GROUP, skerry, write_run, write_spec
 
+from skerry.infra.clouds import rule_problems
+from skerry.infra.clouds.google.gcs import Bucket as GoogleBucket
 from skerry.testing.plugin import skerry_clouds, skerry_google
 
 if TYPE_CHECKING:
@@ -86,10 +88,56 @@ def test_key_encrypts_the_bucket_and_replicas_may_use_it(spec: str, tmp_path: Pa
     assert (statement["Resource"], sorted(statement["Action"])) == ([KEY], ["kms:Decrypt", "kms:GenerateDataKey"])
     assert statement["Condition"] == {"StringEquals": {"kms:ViaService": ["s3.us-east-1.amazonaws.com"]}}
     assert "14 unchanged" in skerry("plan", ruled, "--detailed-exitcode").output
-    # A bucket with a key keeps it, also when the spec names none.
-    skerry("apply", spec, "--auto-approve")
+    # A bucket with a key keeps it when the spec names none, and replicas, also new ones, keep the right to use it.
+    without = skerry("plan", spec).output
+    assert f"the key {KEY}, which the spec does not name; this stays" in without
+    assert "outside of skerry" not in without
+    skerry("apply", str(write_spec(tmp_path, count=2)), "--auto-approve")
     (kept,) = s3.get_bucket_encryption(Bucket=BUCKET)["ServerSideEncryptionConfiguration"]["Rules"]
     assert kept == rule
+    replicas = [role["RoleName"] for role in roles(skerry_sandbox) if role["RoleName"].endswith(("-b-0", "-b-1"))]
+    assert len(replicas) == 2
+    for name in replicas:
+        assert iam.get_role_policy(RoleName=name, PolicyName="key")["PolicyDocument"] == document
+
+
+@pytest.mark.usefixtures("spec")
+def test_key_is_not_changed_for_another(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", write_rules(tmp_path, f"kms_key: '{KEY}'"), "--auto-approve")
+    skerry_sandbox.calls.clear()
+    refused = skerry("apply", write_rules(tmp_path, f"kms_key: '{KEY}-2'"), "--auto-approve", code=2)
+    assert f'write `aws: {{kms_key: "{KEY}"}}`' in refused.stderr + refused.stdout
+    assert skerry_sandbox.calls.writes == []
+
+
+def test_bucket_of_another_run_or_of_the_user_is_checked_for_the_key(spec: str, tmp_path: Path) -> None:
+    skerry("apply", spec, "--auto-approve")
+    ruled = write_rules(tmp_path, f"kms_key: '{KEY}'")
+    refused = skerry("plan", ruled, "--set", "run=second", code=1)
+    output = " ".join((refused.stdout + refused.stderr).split())
+    assert f"has encryption AES256, and this spec demands {KEY}" in output
+    assert "write the same rule into the spec of s3://acme-skerry/runs/tiny and run `skerry apply` for it" in output
+    noted = skerry("plan", ruled, "--set", "run=second", "--set", "byo.bucket=true").output
+    assert f"acme-skerry is yours and has encryption AES256, and this spec demands {KEY}" in noted
+
+
+def test_key_of_another_region_is_refused_for_bucket_and_mirror(spec: str, tmp_path: Path) -> None:
+    other = KEY.replace("us-east-1", "eu-west-1")
+    refused = skerry("plan", spec, "--set", f"aws.kms_key='{other}'", code=1)
+    assert f"acme-skerry is in us-east-1 and the key {other} in eu-west-1" in refused.stdout + refused.stderr
+    mirrored = tmp_path / "mirrored.yaml"
+    rules = f"aws: {{kms_key: '{KEY}'}}\nreplication: [{{to: 's3://acme-west/runs', region: us-west-2}}]\n"
+    mirrored.write_text((tmp_path / "skerry.yaml").read_text() + rules)
+    refused = skerry("plan", str(mirrored), code=1)
+    assert f"acme-west is in us-west-2 and the key {KEY} in us-east-1" in refused.stdout + refused.stderr
+    assert "acme-skerry is in" not in refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize(("location", "fits"), [("us-central1", True), ("US-CENTRAL1", True), ("us", False)])
+def test_key_of_another_location_is_refused_on_google(location: str, fits: bool) -> None:  # noqa: FBT001
+    key = f"projects/acme/locations/{location}/keyRings/runs/cryptoKeys/runs"
+    bucket = GoogleBucket(key="store", name="acme", region="us-central1", kms_key=key)
+    assert (rule_problems([bucket]) == []) is fits
 
 
 FORBIDDEN: Final = "allowed_accounts: ['210987654321']"

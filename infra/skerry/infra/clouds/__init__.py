@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target import StoreCloud
@@ -25,13 +25,21 @@ _CLOUDS: Final = {
 NAMES: Final = tuple(_CLOUDS)
 
 
-def under_rules(resources: Iterable[Resource], spec: Spec) -> list[Resource]:
-    """The resources as the rules of a company in the spec demand them."""
+def under_rules(resources: Iterable[Resource], spec: Spec, keys: Collection[str] = ()) -> list[Resource]:
+    """The resources as the rules of a company in the spec demand them. keys: that encrypt the run's buckets now."""
     changed = list(resources)
-    for module in ("aws", "google"):
-        rules = importlib.import_module(f"skerry.infra.clouds.{module}.company_rules")
-        changed = [rules.under_rules(resource, spec) for resource in changed]
+    for rules in _rules():
+        changed = [rules.under_rules(resource, spec, keys) for resource in changed]
     return changed
+
+
+def rule_problems(resources: Iterable[Resource]) -> list[str]:
+    """Returns why a cloud would refuse resources under the rules: a key is in another region than its bucket."""
+    return [text for resource in resources for rules in _rules() if (text := rules.problem_of(resource)) is not None]
+
+
+def _rules() -> Sequence[Any]:
+    return [importlib.import_module(f"skerry.infra.clouds.{module}.company_rules") for module in ("aws", "google")]
 
 
 def check_allowed(file: SpecFile, clock: Clock, environment: Mapping[str, str], further: Iterable[str] = ()) -> None:

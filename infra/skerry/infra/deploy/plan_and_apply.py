@@ -8,6 +8,7 @@ from collections.abc import Mapping  # noqa: TC003  a parser reads the annotatio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.infra import clouds
 from skerry.infra.cost.estimate import cost_problem, limits_of
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import (
@@ -124,7 +125,8 @@ def make_plan(
     cost = cost_problem(limits_of(deployment.spec.spec), resolved.rates)
     mirrors = [route.problem for route in deployment.mirror_routes() if route.problem is not None]
     start = _read_start(deployment)
-    problems = (*plan.problems, *start.problems, *(() if cost is None else (cost,)), *mirrors)
+    rules = clouds.rule_problems(graph)
+    problems = (*plan.problems, *rules, *start.problems, *(() if cost is None else (cost,)), *mirrors)
     return Planned(
         plan=dataclasses.replace(plan, problems=problems),
         binding=binding_of(deployment, state, resolved.accounts, start.initial),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra import clouds, targets
 from skerry.infra.clouds.shared import each
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.provision.handler import Observed
+    from skerry.infra.provision.handler import BucketHandler, Observed
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target import Rate
     from skerry.infra.run.run_record import Move
@@ -72,7 +72,17 @@ def read_graph(deployment: Deployment, hours: float | None) -> Graph:
     resources = [*deployment.home.resources(context), *deployment.mirrors().values()]
     for target, groups in deployment.groups():
         resources += target.resources(context, groups)
-    return Graph(clouds.under_rules(resources, deployment.spec.spec))
+    return Graph(clouds.under_rules(resources, deployment.spec.spec, _read_keys(deployment)))
+
+
+def _read_keys(deployment: Deployment) -> set[str]:
+    """The keys that encrypt the buckets of the run and its mirrors now; not those of the user's own buckets."""
+    keys_in_use: set[str] = set()
+    for bucket in (deployment.bucket(), *deployment.mirrors().values()):
+        if not bucket.brought:
+            handler = cast("BucketHandler", deployment.handlers[bucket.KIND])
+            keys_in_use.add(handler.key(desired_of(bucket, {}, deployment.run).to_record({})))
+    return keys_in_use - {""}
 
 
 def read_rates(deployment: Deployment) -> tuple[Rate, ...]:

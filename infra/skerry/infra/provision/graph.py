@@ -80,6 +80,8 @@ class Resource:
     """Fields whose change forces replacement; others are updated in place."""
     PROTECTS: ClassVar[frozenset[str]] = frozenset()
     """Settings without which the records of a run are not protected in it; every run that uses it needs them."""
+    DEMANDED: ClassVar[frozenset[str]] = frozenset()
+    """Settings that the spec demands of it even if it belongs to another run, or is the user's own."""
     ALONE: ClassVar[bool] = False
     """Two generations cannot coexist: the old one is deleted before the new one is created.
 
@@ -128,6 +130,12 @@ class Resource:
         """Register the kind."""
         if "KIND" in cls.__dict__:
             Resource.OF_KIND[cls.KIND] = cls
+
+    @classmethod
+    def refusal(cls, setting: str, before: Json, after: Json, /) -> str | None:
+        """Returns the reason not to change this setting so, with what to do instead; None if an update may."""
+        del setting, before, after
+        return None
 
     @classmethod
     def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:

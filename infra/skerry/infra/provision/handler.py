@@ -181,6 +181,10 @@ class DataHandler(Handler, Protocol):
 class BucketHandler(DataHandler, Protocol):
     """The handler of buckets: it also deletes the objects of one run."""
 
+    def key(self, record: StateRecord, /) -> str:
+        """The key that encrypts its objects and that replicas must be allowed to use; "" without one."""
+        ...
+
     def empty(self, record: StateRecord, prefix: str = "", /) -> Contents:
         """Delete everything under `prefix`, old versions and unfinished uploads included; return what was deleted."""
         ...

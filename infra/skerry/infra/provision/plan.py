@@ -390,6 +390,13 @@ class _Planner:
                 remedy = f"run `skerry apply` for {owner}, to which it belongs, or name another at `store`"
                 return self._problem(resource, generation, f"{text}; {remedy}")
             self._notes.append(f"{resource.address}: {resource.name} is yours and {text}")
+        for item in differing:
+            if item.setting in type(resource).DEMANDED:
+                text = f"has {item.setting} {item.before or 'none'}, and this spec demands {item.after}"
+                if owner is not None:
+                    remedy = f"write the same rule into the spec of {owner} and run `skerry apply` for it"
+                    return self._problem(resource, generation, f"{text}; {remedy}, or name another bucket")
+                self._notes.append(f"{resource.address}: {resource.name} is yours and {text}")
         action = _keep_or_adopt(entry if entry is not None and entry.record.brought else None, observed)
         because = "yours; never changed" if owner is None else f"of the run {owner}; never changed"
         return self._keep(resource, generation, observed, action, because)
@@ -417,12 +424,13 @@ class _Planner:
             return self._keep(resource, generation, observed, _keep_or_adopt(entry, observed), "done")
         settings = settings_of(resource, self._look_up)
         differing = differences(resource, settings, _remembered(resource, entry), observed)
-        if any(difference.replaces for difference in differing):
-            if resource.LIFE is Life.DATA:
-                names = ", ".join(difference.setting for difference in differing if difference.replaces)
-                return self._problem(
-                    resource, generation, f"holds data, and {names} cannot be changed in place; change it back"
-                )
+        replaced = [item.setting for item in differing if item.replaces]
+        refused = [text for item in differing if (text := resource.refusal(item.setting, item.before, item.after))]
+        if replaced and resource.LIFE is Life.DATA:
+            refused = [f"holds data, and {', '.join(replaced)} cannot be changed in place; change it back"]
+        if refused:
+            return self._problem(resource, generation, refused[0])
+        if replaced:
             return self._create(resource, generation + 1, Action.REPLACE, "", differing)
         self._outputs[resource.address] = observed.outputs
         self._kept += [f"{resource.address}: {text}" for text in observed.kept]

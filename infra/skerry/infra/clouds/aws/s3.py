@@ -48,6 +48,10 @@ BLOCKED: Final = "blocked"
 AES: Final = "AES256"
 OWNER_ENFORCED: Final = "BucketOwnerEnforced"
 
+_UNENCRYPTED: Final = "none"
+# All principals of the account may use it through S3.
+_KEY_OF_AWS: Final = "aws/s3"
+
 # The most that one request deletes.
 _AT_ONCE: Final = 1000
 _ABORT_RULE: Final = "skerry-incomplete-uploads"
@@ -68,6 +72,7 @@ class Bucket(Resource):
     LIFE: ClassVar[Life] = Life.DATA
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
     PROTECTS: ClassVar[frozenset[str]] = frozenset({"tls_only", "protected"})
+    DEMANDED: ClassVar[frozenset[str]] = frozenset({"encryption"})
 
     encryption: str = AES
     public: str = BLOCKED
@@ -79,6 +84,17 @@ class Bucket(Resource):
     abort_uploads_days: int = 1
     expire_days: Mapping[str, int] = field(default_factory=dict[str, int])
     further_rules: tuple[str, ...] = ()
+
+    @classmethod
+    def refusal(cls, setting: str, before: Json, after: Json, /) -> str | None:
+        """See Resource.refusal. Objects under a key stay under it, and replicas may use a bucket's present key only."""
+        key = str(before)
+        if setting != "encryption" or key in (AES, _UNENCRYPTED, _KEY_OF_AWS):
+            return None
+        return (
+            f"is encrypted with the key {key}, and with {after} replicas could not read what it holds; "
+            f'write `aws: {{kms_key: "{key}"}}`, or name another bucket'
+        )
 
     @classmethod
     def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
@@ -194,6 +210,13 @@ class Buckets:
     def contents(self, record: StateRecord, prefix: str = "") -> Contents:
         """See DataHandler.contents."""
         return count_contents(self._versions(record, prefix), "Size")
+
+    def key(self, record: StateRecord) -> str:
+        """See BucketHandler.key. Only a key that is named by its ARN can be named in a policy."""
+        region = self.region_of(record.name, record.region)
+        response = {} if region is None else self._part(region, record.name, "get_bucket_encryption")
+        key, _ = _encryption(response, any_key=False)
+        return key if ":key/" in key else ""
 
     def empty(
         self, record: StateRecord, prefix: str = "", progress: Callable[[Contents], None] = lambda _deleted: None
@@ -403,16 +426,15 @@ def _encryption(response: Mapping[str, Any], *, any_key: bool) -> tuple[str, tup
     """The setting; with `any_key` a note for a key: its owner may demand it, so it is never put back to AES256."""
     rules = response.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
     default: Mapping[str, Any] = rules[0].get("ApplyServerSideEncryptionByDefault", {}) if rules else {}
-    algorithm = str(default.get("SSEAlgorithm", "none"))
+    algorithm = str(default.get("SSEAlgorithm", _UNENCRYPTED))
     if not algorithm.startswith("aws:kms"):
         return algorithm, ()
-    key = str(default.get("KMSMasterKeyID", "aws/s3"))
+    key = str(default.get("KMSMasterKeyID", _KEY_OF_AWS))
     if not any_key:
         return key, ()
-    text = (
-        f"it is encrypted with {algorithm} and the key {key}, changed outside of skerry; this stays, because its owner"
-    )
-    return AES, (f"{text} may demand it; write `aws: {{kms_key: ...}}`, so that replicas may use the key",)
+    remedy = "replicas may use it" if ":key/" in key else "set the key by its ARN, so that replicas may use it"
+    text = f"it is encrypted with {algorithm} and the key {key}, which the spec does not name; this stays, because"
+    return AES, (f"{text} objects are encrypted with it, and its owner may demand it; {remedy}",)
 
 
 def _public(response: Mapping[str, Any]) -> str:

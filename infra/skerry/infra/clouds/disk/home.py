@@ -113,6 +113,10 @@ class Folders:
         del state_record, prefix
         return Contents(objects=0)
 
+    def key(self, _record: StateRecord) -> str:
+        """See BucketHandler.key."""
+        return ""
+
     def empty(self, state_record: StateRecord, prefix: str = "") -> Contents:
         """See BucketHandler.empty. The store deletes the run's objects."""
         return self.contents(state_record, prefix)

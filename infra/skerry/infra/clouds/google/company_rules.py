@@ -8,13 +8,29 @@ from typing import TYPE_CHECKING
 from skerry.infra.clouds.google.gcs import Bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from skerry.infra.provision.graph import Resource
     from skerry.infra.spec.model import Spec
 
 
-def under_rules(resource: Resource, spec: Spec) -> Resource:
-    """The resource as the rules demand it; one that is the user's own is unchanged."""
+def under_rules(resource: Resource, spec: Spec, keys: Collection[str]) -> Resource:
+    """The resource as the rules demand it. Of a bucket that is the user's own a plan has a note if it differs."""
+    del keys
     key = spec.google.kms_key
-    if isinstance(resource, Bucket) and not resource.brought and key is not None:
+    if isinstance(resource, Bucket) and key is not None:
         return replace(resource, kms_key=key)
     return resource
+
+
+def problem_of(resource: Resource) -> str | None:
+    """Returns why its cloud would refuse the resource under these rules; None if it would not."""
+    if not isinstance(resource, Bucket) or resource.brought or not resource.kms_key:
+        return None
+    location = resource.kms_key.split("/")[3]
+    if location.lower() == resource.region.lower():
+        return None
+    return (
+        f"{resource.address}: {resource.name} is in {resource.region} and the key {resource.kms_key} in {location}; a "
+        "bucket needs a key of its own location: name one at `google: kms_key`, or create the bucket yourself (`byo`)"
+    )

@@ -68,6 +68,7 @@ class Bucket(Resource):
     LIFE: ClassVar[Life] = Life.DATA
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
     PROTECTS: ClassVar[frozenset[str]] = frozenset({"uniform_access"})
+    DEMANDED: ClassVar[frozenset[str]] = frozenset({"kms_key"})
 
     uniform_access: bool = True
     public_access_prevention: str = ENFORCED
@@ -169,6 +170,10 @@ class Buckets:
     def contents(self, record: StateRecord, prefix: str = "") -> Contents:
         """See DataHandler.contents."""
         return count_contents(self._versions(record.name, prefix), "size")
+
+    def key(self, _record: StateRecord) -> str:
+        """See BucketHandler.key. The service agent of Cloud Storage uses the key, so replicas need no right on it."""
+        return ""
 
     def empty(
         self, record: StateRecord, prefix: str = "", progress: Callable[[Contents], None] = lambda _deleted: None
