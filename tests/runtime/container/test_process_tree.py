@@ -32,6 +32,8 @@ alive = os.environ.get("ALIVE")
 tree = ProcessTree(Clock(), stop_s=float(sys.argv[1]), alive=Path(alive) if alive else None)
 if os.environ.get("LEASH"):
     tree.leash(0)
+if os.environ.get("INTERRUPT"):
+    tree.interrupt()
 if os.environ.get("PREPARE"):
     def forever():
         open(os.environ["REACHED"], "w").write("x")
@@ -222,3 +224,9 @@ def test_health_check_file_exists_from_the_start(driver: Driver) -> None:
     driver.signpost.wait()
     assert result_in(output_of(process)).exit_code == 0
     assert alive.exists()
+
+
+def test_interrupt_before_the_start_ends_the_command(driver: Driver) -> None:
+    """A watch may see at once that the script must not run."""
+    output = output_of(driver.start_python("import signal; signal.pause()", INTERRUPT="1"))
+    assert json.loads(output.partition("ENDED ")[2])["interrupted"]

@@ -24,6 +24,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.run_record import FailoverSettings
+from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints
 from skerry.runtime.mirrors.restorable import find_cut
@@ -186,7 +188,8 @@ def test_damage_in_the_source_is_not_copied(original: tuple[Named, list[Island]]
     assert complete_checkpoints(mirror) == set()
 
 
-def test_mirror_keeps_its_two_newest_checkpoints() -> None:
+def copied_after_each_round(failover: FailoverSettings | None = None) -> Named:
+    """The mirror of a run of five rounds. failover: of the run as its mirror knows it."""
     store, mirror = Named("runs/long"), Named("mirrors/long")
     begin_run(store, "a", minimum=1)
     copier: Mirror | None = None
@@ -194,11 +197,25 @@ def test_mirror_keeps_its_two_newest_checkpoints() -> None:
     for rounds in range(1, 6):
         island.train(rounds, close=False)
         wait_until_saved(island)
-        copier = copier or Mirror(store, mirror, CLOCK, MirrorOptions(every=2))
+        if copier is None:
+            copier = Mirror(store, mirror, CLOCK, MirrorOptions(every=2))
+            copier.run = copier.run.model_copy(update={"failover": failover})
+            if failover is not None:
+                Ballots(mirror, copier.run, "a", CLOCK, find_cut).vote()
         copier.catch_up()
     island.manager.shutdown()
     assert copier is not None
     copier.catch_up()
+    return mirror
+
+
+def test_mirror_deletes_nothing_while_a_ballot_has_votes() -> None:
+    mirror = copied_after_each_round(FailoverSettings(mirror="memory://m", uri="memory://m-failover", after_s=60.0))
+    assert len(complete_checkpoints(mirror)) > KEPT
+
+
+def test_mirror_keeps_its_two_newest_checkpoints() -> None:
+    mirror = copied_after_each_round()
     assert len(complete_checkpoints(mirror)) <= KEPT
     oldest = min(complete_checkpoints(mirror))
     assert all(keys.round_of(entry.key) >= oldest for entry in mirror.list(keys.PAYLOADS))

@@ -106,15 +106,26 @@ class OutcomeRecorder:
     """
 
     def __init__(
-        self, log: RunLog, slot: str, clock: Clock, place: Place | None = None, software: Software | None = None
+        self,
+        log: RunLog,
+        slot: str,
+        clock: Clock,
+        place: Place | None = None,
+        software: Software | None = None,
+        earlier: OutcomeRecorder | None = None,
     ) -> None:
-        """Note the slot's newest incarnation before this start. The rest is of it. Raises what the store raises."""
+        """Note the slot's newest incarnation before this start. place, software: of it. Raises what the store raises.
+
+        earlier: of a command that this process has run in the same store before; its claim holds until a newer one.
+        """
         self._log = log
         self.slot = slot
         self._clock = clock
         self._place = place
         self._software = software
         self._before = self._newest()
+        self._claimed: int | None = None
+        self._claimed_before = None if earlier is None else earlier.claimed
 
     def read(self) -> Outcome | None:
         """The outcome that this start's replica wrote, if any."""
@@ -156,12 +167,20 @@ class OutcomeRecorder:
         self._log.create(key, outcome)
         return True
 
+    @property
+    def claimed(self) -> int | None:
+        """The newest incarnation of this process that `owns_slot` has seen."""
+        return self._claimed_before if self._claimed is None else self._claimed
+
     def owns_slot(self, copy: Store | None = None) -> bool:
-        """True if this start's replica has claimed its slot. copy: a mirror of the run, which may know it, too.
+        """True if this start's replica has claimed its slot, and no newer start has. copy: a mirror, read instead.
 
         Raises what the store raises.
         """
-        return self._incarnation(copy) is not None
+        if self._claimed is None:
+            self._claimed = self._incarnation(copy)
+        # A newer start may have the same host name: that of a pod that was replaced.
+        return self.claimed is not None and self._newest(copy) <= self.claimed
 
     def _newest(self, copy: Store | None = None) -> int:
         listed = (copy or self._log.store).list(keys.members_prefix(self.slot))

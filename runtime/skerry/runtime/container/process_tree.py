@@ -112,6 +112,10 @@ class ProcessTree:
         self._interrupted = True
         self._wake_main_thread()
 
+    def forget_interrupt(self) -> None:
+        """Before another command is run, and before any thread may interrupt that one."""
+        self._interrupted = False
+
     def prepare(self, work: Callable[[], T]) -> T | None:
         """Run `work` in a thread and return its result; None as soon as a stop is requested, without waiting for it."""
         result: _ThreadResult[T] = _ThreadResult()
@@ -137,9 +141,8 @@ class ProcessTree:
         """Run `command` in `folder`, in a session of its own, until it and all its descendants have ended.
 
         until: on the clock's own `now` scale; it is then stopped as by a signal. Raises NotStarted if there is no such
-        program.
+        program. An interrupt that came before the start counts, because a thread may see its reason that early.
         """
-        self._interrupted = False
         child = _spawn(command, environment, folder)
         self._group = child
         self._deadline = until

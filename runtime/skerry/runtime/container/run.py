@@ -118,11 +118,18 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
                 settings = _at(settings, tree.prepare(lambda: follow_verdict(mirror, uri, clock)))
             attempt = _Attempt(settings, job, environment, tree, clock)
             ended = attempt.run(Path(work))
-            while ended.watch is not None and not tree.stopping and ended.watch.is_lost(ended.decision):
+            recorder = ended.recorder
+            while (watch := ended.watch) is not None and not tree.stopping and watch.is_lost(ended.decision):
                 _log(f"the run's store is away: {settings.run_uri}; {ended.decision.reason}")
-                settings = _at(settings, tree.prepare(ended.watch.await_store))
-                attempt = _Attempt(settings, job, environment, tree, clock)
+                before, settings = settings, _at(settings, tree.prepare(watch.await_store))
+                stays = settings.run_uri == before.run_uri
+                attempt = _Attempt(settings, job, environment, tree, clock, recorder if stays else None)
                 ended = attempt.run(Path(tempfile.mkdtemp(dir=work)))
+                recorder = ended.recorder or recorder
+                if ended.is_store_in_doubt and stays:
+                    # The slot's claim is known to this watch alone: a new start could not vote.
+                    tree.prepare(lambda: clock.pause(_PERMISSIONS_POLL_S))
+                    ended = replace(ended, watch=watch)
         except (_StoppedError, SkerryError) as error:
             stopped = isinstance(error, _StoppedError)
             ended = _Ended(
@@ -145,53 +152,72 @@ def _at(settings: ReplicaSettings, uri: str | None) -> ReplicaSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """The end of one attempt. watch: of a run with failover, whose store may be lost."""
+    """The end of one attempt. watch: of a run with failover, whose store may be lost.
+
+    is_store_in_doubt: it ended before the command, by an error that a store that is away may have caused.
+    """
 
     decision: ExitDecision
     recorder: OutcomeRecorder | None = None
     watch: StoreWatch | None = None
+    is_store_in_doubt: bool = False
+
+
+def _failed(error: SkerryError, recorder: OutcomeRecorder | None) -> _Ended:
+    in_doubt = isinstance(error, Retryable | Unauthorized)
+    return _Ended(decision=decide_exit_for_error(error), recorder=recorder, is_store_in_doubt=in_doubt)
 
 
 class _Attempt:
     """The command, prepared and run at one URI."""
 
     def __init__(
-        self, settings: ReplicaSettings, job: Job, environment: Mapping[str, str], tree: ProcessTree, clock: Clock
+        self,
+        settings: ReplicaSettings,
+        job: Job,
+        environment: Mapping[str, str],
+        tree: ProcessTree,
+        clock: Clock,
+        earlier: OutcomeRecorder | None = None,
     ) -> None:
+        """earlier: of an attempt at the same URI."""
         self._settings, self._job, self._environment = settings, job, environment
-        self._tree, self._clock = tree, clock
+        self._tree, self._clock, self._earlier = tree, clock, earlier
 
     def run(self, work: Path) -> _Ended:
         """To its end. Raises _StoppedError if a stop is requested before it has begun."""
         recorder: OutcomeRecorder | None = None
         settings, tree, clock = self._settings, self._tree, self._clock
         try:
-            prepared = tree.prepare(lambda: _prepare(settings, self._job, self._environment, work, clock))
+            prepared = tree.prepare(
+                lambda: _prepare(settings, self._job, self._environment, work, clock, self._earlier)
+            )
             if prepared is None:
                 raise _StoppedError
             recorder = prepared.recorder
             if isinstance(prepared, _NotPrepared):
-                return _Ended(decision=decide_exit_for_error(prepared.error), recorder=recorder)
+                return _failed(prepared.error, recorder)
             if prepared.left_s is not None and prepared.left_s <= 0:
                 return _Ended(decision=OUT_OF_TIME, recorder=recorder)
             if (watch := prepared.watch) is not None:
                 uri = tree.prepare(watch.await_store)
                 if uri != settings.run_uri:
-                    self._settings = _at(settings, uri)
+                    self._settings, self._earlier = _at(settings, uri), None
                     return self.run(Path(tempfile.mkdtemp(dir=work)))
-                watch.start(tree.interrupt)
             command = command_of(settings, hardware.count_gpus(self._environment))
             command_environment = _command_environment(self._environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
             until = None if prepared.left_s is None else clock.now() + prepared.left_s
+            if watch is not None:
+                tree.forget_interrupt()
+                watch.start(tree.interrupt)
             try:
                 result = tree.run(command.words, command_environment, prepared.folder, until)
             finally:
                 if watch is not None:
                     watch.stop()
         except (NotStarted, SkerryError) as error:
-            failure = Invalid(str(error)) if isinstance(error, NotStarted) else error
-            return _Ended(decision=decide_exit_for_error(failure), recorder=recorder)
+            return _failed(Invalid(str(error)) if isinstance(error, NotStarted) else error, recorder)
         return _Ended(decision=decide_exit(result, _recorded(recorder)), recorder=recorder, watch=watch)
 
 
@@ -225,7 +251,12 @@ def command_of(settings: ReplicaSettings, n_gpus: int) -> Command:
 
 
 def _prepare(
-    settings: ReplicaSettings, job: Job, environment: Mapping[str, str], work: Path, clock: Clock
+    settings: ReplicaSettings,
+    job: Job,
+    environment: Mapping[str, str],
+    work: Path,
+    clock: Clock,
+    earlier: OutcomeRecorder | None,
 ) -> _Prepared | _NotPrepared:
     store = open_store(settings.run_uri, clock=clock)
     run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
@@ -236,7 +267,7 @@ def _prepare(
     contract = resolve_contract(settings, job, run.slots, changed.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
     software = read_software(environment)
-    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software)
+    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software, earlier)
     left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
     folder = Path.cwd()
     try:

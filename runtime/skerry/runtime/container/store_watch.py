@@ -47,7 +47,7 @@ class StoreWatch:
         self._mirror = open_store(failover.mirror, clock=clock, deadline_s=_MIRROR_S)
         ballots = Ballots(self._mirror, run, recorder.slot, clock, find_cut)
         self._failover = Failover(ballots, failover.after_s, clock)
-        self._owns_slot = False
+        self._has_claimed = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_interrupted = False
@@ -60,9 +60,9 @@ class StoreWatch:
 
         def look() -> None:
             while not self._stopped.is_set():
-                following = self._failover.step(
-                    answers=self._answers(), is_training=True, owns_slot=self._look_for_claim(None)
-                )
+                # Known before the store is away: the mirror may have a newer start of this slot by then.
+                self._has_claimed = self._has_claimed or self._look_for_claim(None)
+                following = self._failover.step(answers=self._answers(), is_training=True, owns_slot=False)
                 if following != "train" and not self._stopped.is_set():
                     self._is_interrupted = True
                     interrupt()
@@ -86,17 +86,21 @@ class StoreWatch:
     def await_store(self) -> str:
         """Wait until the script may run, and return the URI at which. It does not run. May take for ever."""
         while True:
-            # The store may have been lost before the first look there.
+            # The mirror has the starts of a slot, too: each is there before it trains.
             owns_slot = self._look_for_claim(self._mirror)
             following = self._failover.step(answers=self._answers(), is_training=False, owns_slot=owns_slot)
             if following == "train":
                 return self._uri
             if isinstance(following, Verdict) and following.uri is not None:
                 self._log(f"{', '.join(following.votes)} have voted: the run goes on from round {following.round}")
-                target = open_store(following.uri, clock=self._clock)
-                go_on(self._mirror, following, target, self._clock, self._recorder.slot)
-                threading.Thread(target=self._mark, args=(following,), name="mark-moved", daemon=True).start()
-                return following.uri
+                try:
+                    target = open_store(following.uri, clock=self._clock)
+                    go_on(self._mirror, following, target, self._clock, self._recorder.slot)
+                except Retryable as error:
+                    self._log(f"the run cannot go on yet: {error}")
+                else:
+                    threading.Thread(target=self._mark, args=(following,), name="mark-moved", daemon=True).start()
+                    return following.uri
             if self._failover.problem is not None:
                 self._log(f"the mirror cannot be asked: {self._failover.problem}")
             self._clock.pause(self._every_s)
@@ -110,12 +114,10 @@ class StoreWatch:
         return run is not None and run.nonce == self._run.nonce
 
     def _look_for_claim(self, copy: Store | None) -> bool:
-        if not self._owns_slot:
-            try:
-                self._owns_slot = self._recorder.owns_slot(copy)
-            except (SkerryError, OSError):
-                return False
-        return self._owns_slot
+        try:
+            return self._recorder.owns_slot(copy)
+        except (SkerryError, OSError):
+            return False
 
     def _mark(self, verdict: Verdict) -> None:
         while True:

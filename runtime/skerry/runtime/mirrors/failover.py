@@ -6,10 +6,11 @@ a vote is kept. Nothing of this is in the training loop. Needs no torch.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.clock import Backoff, wait_until
-from skerry.runtime.errors import Corrupt, SkerryError
+from skerry.runtime.errors import Conflict, Corrupt, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Elsewhere, Verdict
@@ -75,18 +76,35 @@ class Failover:
 def go_on(mirror: Store, verdict: Verdict, target: Store, clock: Clock, slot: str | None = None) -> Run:
     """The run in `target` that goes on by the verdict, which the first that comes makes. slot: this replica's.
 
-    Raises what `fork` raises, and Corrupt if the mirror no longer has the rounds of the verdict.
+    Raises what `fork` raises, Corrupt if the mirror no longer has the rounds of the verdict, and Conflict if `target`
+    has another run.
     """
-    if slot != verdict.by:
-        try:
-            return wait_until(clock, lambda: read_run(target), clock.now() + _OTHERS_S, _POLL)
-        except TimeoutError:
-            pass  # the one that has created the verdict may be dead
-    cut = find_cut(mirror, verdict.round)
-    if cut.commit != verdict.commit:
-        raise Corrupt(f"round {verdict.round} at {mirror.uri} is not that of the verdict; see `skerry doctor`")
-    # The time of the parent: limits of the run count from it.
-    return fork(mirror, cut, target, cut.run.created, mirrors=())
+    run = read_run(target)
+    if run is None and slot != verdict.by:
+        with contextlib.suppress(TimeoutError):  # the one that has created the verdict may be dead
+            run = wait_until(clock, lambda: read_run(target), clock.now() + _OTHERS_S, _POLL)
+    if run is None:
+        cut = find_cut(mirror, verdict.round)
+        if cut.commit != verdict.commit:
+            raise Corrupt(f"round {verdict.round} at {mirror.uri} is not that of the verdict; see `skerry doctor`")
+        # The time of the parent: limits of the run count from it.
+        run = fork(mirror, cut, target, cut.run.created, mirrors=())
+    if not is_run_of(verdict, run):
+        raise Conflict(
+            f"{target.uri} has run {run.name}, which does not go on from round {verdict.round} of this run; see "
+            f"`skerry doctor {mirror.uri}`"
+        )
+    return run
+
+
+def is_run_of(verdict: Verdict, run: Run) -> bool:
+    """True if it is the run that goes on by this verdict. Pure."""
+    parent = run.parent
+    return parent is not None and (parent.run, parent.round, parent.commit) == (
+        verdict.run,
+        verdict.round,
+        verdict.commit,
+    )
 
 
 def mark_moved(home: Store, verdict: Verdict) -> None:

@@ -135,6 +135,10 @@ class Mirror:
             bytes=self._bytes,
         )
 
+    def copy_members(self) -> None:
+        """Copies the starts of replicas that are new."""
+        self._copy_folders(keys.MEMBERS)
+
     def _look_at_mirror(self) -> None:
         """Others may have copied more since the last look."""
         copied = RunLog(self._target, self.run).find_head(self._copied)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
@@ -18,6 +18,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.log.run_record import Run, codec_for
+from skerry.runtime.mirrors.mirror import Mirror
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
 from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress, WorkMonitor
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from skerry.runtime.log.run_record import CodecSetting
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
+
+# As long as `skerry-replica run` asks the mirror, which has answered it a moment ago.
+_MIRROR_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +182,10 @@ def join_run(
         if group.rank == 0
         else FollowerPresence(slot)
     )
+    if run.failover is not None and group.rank == 0:
+        # Before it trains: an older process of the slot that sees this record there does not vote to leave the store.
+        mirror = open_store(run.failover.mirror, clock=clock, deadline_s=_MIRROR_S)
+        Mirror(opened, mirror, clock, by=slot).copy_members()
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)

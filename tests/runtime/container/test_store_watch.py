@@ -1,0 +1,272 @@
+"""The watch of a run's store, over memory stores: when it ends the script, votes, waits and goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.kit.stores import HookedStore
+from tests.runtime.mirrors.test_failover import AFTER_S, FORK, MIRROR, failover_run
+from tests.support.clocks import FakeClock
+
+from skerry.runtime.container import outcome, store_watch
+from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
+from skerry.runtime.container.store_watch import StoreWatch, follow_verdict
+from skerry.runtime.contract import ExitCode
+from skerry.runtime.errors import Conflict, Corrupt, Retryable, Unauthorized
+from skerry.runtime.log import keys
+from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.log import RunLog
+from skerry.runtime.log.records import Member
+from skerry.runtime.log.run_record import Parent, Run, Verdict
+from skerry.runtime.mirrors import failover as failover_module
+from skerry.runtime.mirrors.failover import go_on
+from skerry.runtime.mirrors.restorable import Cut
+from skerry.runtime.training.open_session import SessionOptions, join_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.runtime.store import Store
+
+HOME = "memory://home"
+ROUND, COMMIT = 7, "1" * 64
+FAILED = ExitDecision(code=ExitCode.RETRY, reason="it failed")
+
+
+class Places:
+    """A run's store, its mirror, and the run that goes on; each may be away, with an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch, self.clock, self.run = monkeypatch, FakeClock(), failover_run(3, 2)
+        self.errors: dict[str, Exception] = {}
+        self.stores = {uri: HookedStore(self.hook(uri), self.clock) for uri in (HOME, MIRROR, FORK)}
+        self.home, self.mirror, self.fork = self.stores.values()
+        for store in (self.home, self.mirror):
+            store.create(keys.RUN, self.run.to_bytes())
+        monkeypatch.setattr(store_watch, "open_store", lambda uri, **_: self.stores[uri])
+        monkeypatch.setattr(failover_module, "find_cut", lambda *_: self.cut(COMMIT))
+
+    def hook(self, uri: str):  # noqa: ANN201  a function of two strings
+        def raise_if_away(_verb: str, _key: str) -> None:
+            if (error := self.errors.get(uri)) is not None:
+                raise error
+
+        return raise_if_away
+
+    def cut(self, commit: str) -> Cut:
+        return Cut(run=self.run, round=ROUND, checkpoint=ROUND, commit=commit, logged=ROUND)
+
+    def claim(self, incarnation: int, host: str, *stores: Store, slot: str = "r-0") -> None:
+        member = Member(
+            run=self.run.nonce,
+            slot=slot,
+            incarnation=incarnation,
+            nonce=self.clock.nonce(),
+            host=host,
+            process=1,
+            created="2026-01-01",
+            place=None,
+            software=None,
+        )
+        for store in stores:
+            store.create(keys.member(slot, incarnation), member.to_bytes())
+
+    def recorder(self, earlier: OutcomeRecorder | None = None) -> OutcomeRecorder:
+        self.patch.setattr(outcome.socket, "gethostname", lambda: "node")
+        return OutcomeRecorder(RunLog(self.home, self.run), "r-0", self.clock, earlier=earlier)
+
+    def watch(self, recorder: OutcomeRecorder | None = None) -> StoreWatch:
+        assert self.run.failover is not None
+        return StoreWatch(self.run, self.run.failover, HOME, recorder or self.recorder(), self.clock)
+
+    def verdict(self) -> Verdict:
+        verdict = Verdict(
+            run=self.run.nonce,
+            ballot=0,
+            uri=FORK,
+            round=ROUND,
+            commit=COMMIT,
+            votes=("r-1", "r-2"),
+            by="r-1",
+            created="2026-01-01",
+        )
+        self.mirror.create(keys.verdict(0), verdict.to_bytes())
+        return verdict
+
+    def forked(self, **changes: object) -> Run:
+        """The run that goes on by the verdict; changes: of its parent."""
+        parent = Parent(uri=HOME, run=self.run.nonce, round=ROUND, commit=COMMIT).model_copy(update=changes)
+        run = self.run.model_copy(update={"nonce": "f" * 32, "parent": parent, "failover": None, "mirrors": None})
+        self.fork.create(keys.RUN, run.to_bytes())
+        return run
+
+    @property
+    def votes(self) -> list[str]:
+        return [entry.key for entry in self.mirror.list(keys.votes_prefix(0))]
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Places:
+    return Places(monkeypatch)
+
+
+def wait_long(places: Places, watch: StoreWatch, looks: int) -> None:
+    """Let a watch wait for a store that stays away; its pause then ends the wait."""
+    left = [looks]
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptedError
+
+    places.clock.on_pause = count
+    with pytest.raises(InterruptedError):
+        watch.await_store()
+
+
+def test_start_that_owns_its_slot_votes_when_its_store_is_away(places: Places) -> None:
+    watch = places.watch()
+    places.claim(0, "node", places.home, places.mirror)
+    places.errors[HOME] = Retryable("away")
+    wait_long(places, watch, 10)
+    assert places.votes == [keys.vote(0, "r-0")]
+
+
+@pytest.mark.parametrize("host", ["other-node", "node"])  # a pod that was replaced may have the name of the old one
+def test_older_process_does_not_vote_beside_a_newer_start(places: Places, host: str) -> None:
+    watch = places.watch()
+    places.claim(0, "node", places.home, places.mirror)
+    interrupted, looked = threading.Event(), threading.Event()
+    places.clock.on_pause = looked.set
+    watch.start(interrupted.set)
+    assert looked.wait(10)
+    watch.stop()
+    assert not interrupted.is_set()
+    places.claim(1, host, places.home, places.mirror)
+    places.errors[HOME] = Retryable("away")
+    wait_long(places, watch, 10)
+    assert places.votes == []
+
+
+def test_claim_of_an_earlier_command_of_this_process_still_votes(places: Places) -> None:
+    first = places.recorder()
+    places.claim(0, "node", places.home, places.mirror)
+    assert first.owns_slot()
+    second = places.recorder(first)
+    assert second.owns_slot(places.mirror)
+    assert not places.recorder().owns_slot(places.mirror)
+    places.claim(1, "node", places.home, places.mirror)  # by the second command
+    assert second.owns_slot(places.mirror)
+    places.claim(2, "other-node", places.mirror)
+    assert not second.owns_slot(places.mirror)
+
+
+def test_script_is_interrupted_at_the_first_look_after_a_verdict(places: Places) -> None:
+    """The store answers, and the run has left it."""
+    places.verdict()
+    watch, interrupted = places.watch(), threading.Event()
+    watch.start(interrupted.set)
+    assert interrupted.wait(10)
+    watch.stop()
+    assert watch.is_lost(ExitDecision(code=ExitCode.DONE, reason="done"))
+
+
+def test_failed_script_is_kept_only_while_its_store_is_away(places: Places) -> None:
+    watch = places.watch()
+    assert not watch.is_lost(FAILED)
+    places.errors[HOME] = Retryable("away")
+    assert watch.is_lost(FAILED)
+    assert not watch.is_lost(ExitDecision(code=ExitCode.DONE, reason="done"))
+    assert not watch.is_lost(ExitDecision(code=ExitCode.RETRY, reason="stopped", stopped=True))
+    places.errors.clear()
+    places.home.replace(keys.RUN, places.run.model_copy(update={"nonce": "e" * 32}).to_bytes())
+    assert watch.is_lost(FAILED)  # another run in its place
+
+
+def test_script_is_not_started_while_the_mirror_is_away(places: Places) -> None:
+    """The run may have left the store, which answers."""
+    watch = places.watch()
+    places.errors[MIRROR] = Retryable("away")
+    wait_long(places, watch, 5)
+
+
+def test_store_that_is_back_is_used_after_seconds(places: Places) -> None:
+    watch, before = places.watch(), places.clock.now()
+    places.errors[HOME] = Retryable("away")
+    places.clock.on_pause = places.errors.clear
+    assert watch.await_store() == HOME
+    assert places.clock.now() - before <= AFTER_S / 4
+
+
+def test_run_goes_on_once_its_new_store_answers_and_the_old_is_marked(places: Places) -> None:
+    verdict = places.verdict()
+    places.forked()
+    watch, marked = places.watch(), threading.Event()
+    real = store_watch.mark_moved
+
+    def mark(home: Store, seen: Verdict) -> None:
+        real(home, seen)
+        marked.set()
+
+    places.patch.setattr(store_watch, "mark_moved", mark)
+    places.errors[FORK] = Retryable("away")
+    places.clock.on_pause = places.errors.clear
+    assert watch.await_store() == FORK
+    assert marked.wait(10)
+    mark_of_home = read_elsewhere(places.home)
+    assert mark_of_home is not None
+    assert (mark_of_home.why, mark_of_home.uri, mark_of_home.round) == ("moved", FORK, verdict.round)
+
+
+@pytest.mark.parametrize("slot", ["r-1", "r-2", None])  # r-1 has created the verdict
+@pytest.mark.parametrize("changes", [{"run": "a" * 32}, {"round": 3}, {"commit": "2" * 64}])
+def test_another_run_at_the_new_place_is_refused(places: Places, slot: str | None, changes: dict[str, object]) -> None:
+    verdict = places.verdict()
+    places.forked(**changes)
+    with pytest.raises(Conflict, match="does not go on from round 7 of this run"):
+        go_on(places.mirror, verdict, places.fork, places.clock, slot)
+
+
+def test_run_without_a_parent_at_the_new_place_is_refused(places: Places) -> None:
+    places.fork.create(keys.RUN, places.run.to_bytes())
+    with pytest.raises(Conflict, match="has run"):
+        go_on(places.mirror, places.verdict(), places.fork, places.clock, "r-1")
+
+
+def test_round_with_another_commit_than_the_verdict_is_not_restored(places: Places) -> None:
+    places.patch.setattr(failover_module, "find_cut", lambda *_: places.cut("2" * 64))
+    with pytest.raises(Corrupt, match="is not that of the verdict"):
+        go_on(places.mirror, places.verdict(), places.fork, places.clock, "r-1")
+    assert places.fork.list("") == []
+
+
+def test_job_does_not_start_while_the_mirror_refuses_it(places: Places) -> None:
+    assert follow_verdict(MIRROR, HOME, places.clock) == HOME
+    places.errors[MIRROR] = Unauthorized("refused")
+    with pytest.raises(Retryable, match="the mirror refuses these credentials"):
+        follow_verdict(MIRROR, HOME, places.clock)
+    places.errors.clear()
+    places.verdict()
+    places.forked()
+    assert follow_verdict(MIRROR, HOME, places.clock) == FORK
+
+
+def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places) -> None:
+    mirror = (tmp_path / "mirror/test").as_uri()
+    settings = places.run.failover
+    assert settings is not None
+    run = Run.parse(
+        places.run.model_copy(
+            update={
+                "mirrors": tuple(each.model_copy(update={"uri": mirror}) for each in places.run.mirrors or ()),
+                "failover": settings.model_copy(update={"mirror": mirror, "uri": f"{mirror}-failover"}),
+            }
+        ).to_bytes(),
+        keys.RUN,
+    )
+    places.home.replace(keys.RUN, run.to_bytes())
+    join_run(places.home, "r-0", SessionOptions(min_replicas=2, deadline_s=10.0), places.clock)
+    key = keys.member("r-0", 0)
+    assert (tmp_path / "mirror/test" / key).read_bytes() == bytes(places.home.read(key) or b"")
