@@ -208,8 +208,8 @@ class _Attempt:
             command_environment = _command_environment(self._environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
             until = None if prepared.left_s is None else clock.now() + prepared.left_s
+            tree.forget_interrupt()
             if watch is not None:
-                tree.forget_interrupt()
                 watch.start(tree.interrupt)
             try:
                 result = tree.run(command.words, command_environment, prepared.folder, until)
