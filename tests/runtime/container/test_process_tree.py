@@ -228,5 +228,5 @@ def test_health_check_file_exists_from_the_start(driver: Driver) -> None:
 
 def test_interrupt_before_the_start_ends_the_command(driver: Driver) -> None:
     """A watch may see at once that the script must not run."""
-    output = output_of(driver.start_python("import signal; signal.pause()", INTERRUPT="1"))
+    output = output_of(driver.start_python("import signal; signal.alarm(10); signal.pause()", INTERRUPT="1"))
     assert json.loads(output.partition("ENDED ")[2])["interrupted"]
