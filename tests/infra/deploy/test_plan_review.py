@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.infra.deploy.account import queue_of, skerry
+import pytest
+from tests.infra.deploy.account import queue_of, skerry, write_spec
 
 from skerry.infra.cli import plan_text
-from skerry.infra.provision.plan import Action, Change, RightsChange
+from skerry.infra.provision.plan import Action, Change, Difference, RightsChange
 
 if TYPE_CHECKING:
     from skerry.testing.sandbox import Sandbox
@@ -59,15 +60,89 @@ def test_changed_rights_are_a_diff(spec: str, skerry_sandbox: Sandbox) -> None:
     assert f"  --- role {role}: policy run" in skerry("plan", spec, "--destroy").output
 
 
-def test_equal_rights_of_replicas_are_shown_once() -> None:
-    changes = [
-        change_of(rights=(RightsChange(document=f"role {n}", before={"on": f"b-{n}", "x": 1}, after={"on": f"b-{n}"}),))
-        for n in (0, 1)
-    ]
-    shown = [line.plain for line in plan_text.rights_lines(changes)]
-    assert shown[:3] == ["rights that change:", "  --- role 0, and 1 more like it", "  +++ role 0, and 1 more like it"]
-    assert '  -  "x": 1' in shown
+def rights_of(number: int, **after: object) -> Change:
+    """The new rights of replica b-NUMBER; `{b}` in a text is its slot."""
+    slot, name = f"b-{number}", f"run-b-{number}-g1"
+    texts = {key: str(value).replace("{b}", slot) for key, value in after.items()}
+    rights = RightsChange(document=f"role {name}: policy", before=None, after=texts)
+    return change_of(address=f"aws_role.{slot}", name=name, rights=(rights,))
+
+
+def shown_rights(*changes: Change) -> list[str]:
+    return [line.plain for line in plan_text.rights_lines(changes)]
+
+
+def test_rights_that_differ_only_in_own_names_are_shown_once() -> None:
+    shown = shown_rights(*(rights_of(number, on="runs/{b}/*", role="run-{b}-g1") for number in (0, 1, 2)))
+    title = "role run-b-0-g1: policy (aws_role.b-{0..2}, each with its own name)"
+    assert shown[:3] == ["rights that change:", "  --- nothing", f"  +++ {title}"]
+    assert '  +  "on": "runs/b-0/*",' in shown
     assert not [line for line in shown if "b-1" in line]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("s3://data-2024/", "s3://data-9999/"),
+        ("arn:aws:iam::111111111111:root", "arn:aws:iam::666666666666:root"),
+        ("runs/b-01/*", "runs/b-11/*"),
+    ],
+)
+def test_rights_that_differ_in_digits_are_all_shown(first: str, second: str) -> None:
+    shown = shown_rights(rights_of(0, on=first), rights_of(1, on=second))
+    assert f'  +  "on": "{first}"' in shown
+    assert f'  +  "on": "{second}"' in shown
+
+
+def test_rights_on_the_name_of_another_replica_are_shown() -> None:
+    shown = shown_rights(rights_of(0, on="runs/b-0/*"), rights_of(1, on="runs/b-0/*"))
+    assert shown.count('  +  "on": "runs/b-0/*"') == 2
+
+
+def test_rights_of_two_groups_are_never_shown_as_equal() -> None:
+    groups = [
+        change_of(address=f"aws_role.w{n}", name=f"w{n}", rights=(RightsChange(document="x", before=None, after=n),))
+        for n in (1, 2)
+    ]
+    assert sum(line.startswith("  +++") for line in shown_rights(*groups)) == 2
+
+
+def test_changes_with_other_values_have_their_own_lines() -> None:
+    def changed(number: int, **values: object) -> Change:
+        fields = {"setting": "trust", "before": "111", "after": f"b-{number}", **values}
+        difference = Difference(**fields)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return change_of(address=f"aws_role.b-{number}", differences=(difference,), settings={"env": number})
+
+    alike = [changed(0), changed(1)]
+    assert len(list(plan_text.change_lines(alike))) == 2
+    assert len(list(plan_text.change_lines(alike, verbose=True))) == 4
+    for other in (changed(1, before="666"), changed(1, drift=True), changed(1, by="console"), changed(1, after="b-0")):
+        assert len(list(plan_text.change_lines([changed(0), other]))) == 4
+
+
+def test_plan_shows_every_account_that_others_gave_a_role_to(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    path = str(write_spec(tmp_path, count=2))
+    skerry("apply", path, "--auto-approve")
+    iam = skerry_sandbox.client("iam")
+    for number, account in enumerate(("111111111111", "666666666666")):
+        (role,) = (name for name in skerry_sandbox.inventory()["role"] if name.endswith(f"-b-{number}"))
+        trusted = {"Effect": "Allow", "Principal": {"AWS": f"arn:aws:iam::{account}:root"}, "Action": "sts:AssumeRole"}
+        document = {"Version": "2012-10-17", "Statement": [trusted]}
+        iam.update_assume_role_policy(RoleName=role, PolicyDocument=json.dumps(document))
+    output = skerry("plan", path).output
+    assert "arn:aws:iam::111111111111:root" in output[output.index("rights that change:") :]
+    assert "arn:aws:iam::666666666666:root" in output[output.index("rights that change:") :]
+
+
+def test_replaced_role_shows_all_rights_that_it_gets_and_loses(spec: str) -> None:
+    skerry("apply", spec, "--auto-approve")
+    path = Path(spec)
+    path.write_text(path.read_text() + "aws: {role_path: /teams/x/}\n")
+    lines = skerry("plan", spec).output.splitlines()
+    (granted,) = [number for number, line in enumerate(lines) if re.match(r"  \+\+\+ role .*-b-0-g1: policy run", line)]
+    assert lines[granted - 1] == "  --- nothing"
+    assert '  +      "Sid": "CollectGarbage",' in lines[granted:]
+    assert [line for line in lines if re.match(r"  --- role .*-b-0: policy run", line)]
 
 
 def test_changes_are_wrapped_to_the_terminal_and_never_cut() -> None:

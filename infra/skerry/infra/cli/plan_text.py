@@ -5,6 +5,7 @@ Equal changes of many replicas share a line, so that a plan of a thousand jobs s
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
@@ -221,8 +222,8 @@ def outcome_line(outcome: Outcome) -> str:
 
 
 def change_lines(changes: Iterable[Change], *, verbose: bool = False, width: int | None = None) -> Iterator[Text]:
-    """The changes in columns; those that differ only in a number share a line. width: see `plan_lines`."""
-    groups = _alike(changes)
+    """The changes in columns; those that differ only in their own names share a line. width: see `plan_lines`."""
+    groups = _alike(changes, verbose=verbose)
     rows = [_cells(group) for group in groups]
     address, name = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     for group, (addresses, names, why) in zip(groups, rows, strict=True):
@@ -261,18 +262,27 @@ def _details(change: Change, *, verbose: bool) -> Iterator[Text]:
 
 
 def rights_lines(changes: Sequence[Change]) -> Iterator[Text]:
-    """The documents that grant permissions, as a unified diff of their JSON; equal ones of several replicas once."""
-    alike: dict[str, list[RightsChange]] = {}
+    """The documents that grant permissions, as a unified diff of their JSON.
+
+    Replicas of a group share a diff if theirs differ in their own names alone. Nothing else that differs is left
+    out: a reviewer approves what is shown.
+    """
+    alike: dict[object, list[tuple[Change, RightsChange]]] = {}
     for change in changes:
         for rights in change.rights:
-            key = _DIGITS.sub("#", json.dumps([rights.document, rights.before, rights.after]))
-            alike.setdefault(key, []).append(rights)
+            key = (
+                _stem(change),
+                change.region,
+                _without_own_name(change, [rights.document, rights.before, rights.after]),
+            )
+            alike.setdefault(key, []).append((change, rights))
     if alike:
         yield Text("rights that change:", style="bold")
     for group in alike.values():
-        more = f", and {len(group) - 1} more like it" if len(group) > 1 else ""
-        old, new = (_pretty(document) for document in (group[0].before, group[0].after))
-        title = readable(group[0].document) + more
+        (_, rights), addresses = group[0], [change.address for change, _ in group]
+        more = f" ({_span(addresses)}, each with its own name)" if len(group) > 1 else ""
+        old, new = (_pretty(document) for document in (rights.before, rights.after))
+        title = readable(rights.document) + more
         for line in difflib.unified_diff(
             old, new, title if old else "nothing", title if new else "nothing", lineterm=""
         ):
@@ -321,17 +331,33 @@ def _value(value: Json) -> str:
     return readable(value if isinstance(value, str) else json.dumps(value))
 
 
-def _alike(changes: Iterable[Change]) -> list[list[Change]]:
-    """Groups of changes that look the same except for the number at the end of their addresses."""
+def _alike(changes: Iterable[Change], *, verbose: bool) -> list[list[Change]]:
+    """Groups of changes whose lines are the same except for their own names and numbers."""
     groups: dict[object, list[Change]] = {}
     for change in changes:
-        match = _NUMBERED.fullmatch(change.address)
-        stem = change.address if match is None else match[1]
-        why = change.why if match is None else _DIGITS.sub("#", change.why)
-        settings = tuple(difference.setting for difference in change.differences)
-        key = (change.action, stem, change.region, why, change.because, settings)
+        why = change.why if change.address == _stem(change) else _DIGITS.sub("#", change.why)
+        shown: list[Json] = [change.because, [dataclasses.asdict(difference) for difference in change.differences]]
+        if verbose:
+            shown.append(change.settings)
+        key = (change.action, _stem(change), change.region, why, _without_own_name(change, shown))
         groups.setdefault(key, []).append(change)
     return list(groups.values())
+
+
+def _stem(change: Change) -> str:
+    """The address without the number at its end."""
+    return _NUMBERED.sub(r"\1", change.address)
+
+
+def _without_own_name(change: Change, value: Json) -> str:
+    """The value as text, in which the change's own name and slot are the same for all replicas.
+
+    Only whole names, and no bare number: every other text that differs between two replicas stays different.
+    """
+    parts = change.address.partition(".")[2].split("-")
+    slots = ["-".join(parts[start:]) for start in range(len(parts) - 1)] if change.address != _stem(change) else []
+    own = "|".join(map(re.escape, [change.name, *slots]))
+    return re.sub(rf"(?<![A-Za-z0-9])(?:{own})(?![A-Za-z0-9])", "\0", json.dumps(value))
 
 
 def _span(addresses: Sequence[str]) -> str:

@@ -536,7 +536,8 @@ def _change(
         Change.of(record, action, because),
         why=resource.why,
         differences=differences,
-        rights=() if resource.brought else _changed_rights(record, differences),
+        # A replacement gets all of its rights anew, and the deletion of the former one takes all of its away.
+        rights=() if resource.brought else _changed_rights(record, () if action is Action.REPLACE else differences),
         settings=record.settings,
     )
 
