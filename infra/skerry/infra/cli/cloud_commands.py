@@ -191,11 +191,12 @@ def apply(
                 raise Invalid("a saved plan is applied exactly: leave out --set, --target and --replace")
             saved = plan_file.load(path)
             deployment = prepare_deployed(Path(saved.spec), saved.overrides)
-            if saved.destroy:
+            if saved.destroy is not None:
                 deployed_run_commands.destroy_as_planned(deployment, saved, as_json=as_json)
                 return
             planned = make_plan(deployment, saved.only, to_replace=saved.replace, at_once=parallelism)
-            plan_file.check_current(saved, planned.binding, planned.plan.changes)
+            review = deployed_run_commands.review_of(deployment, planned, verbose=saved.review.verbose)
+            plan_file.check_current(saved, planned.binding, planned.plan.changes, review)
             approved = True
         else:
             deployment = prepare_deployed(path, overrides or ())

@@ -87,8 +87,7 @@ def show_and_apply(
     the JSON of the outcome is the command's own.
     """
     console = Console(stderr=as_json)
-    estimated = estimate_of(deployment, planned.resolved.rates, os.environ)
-    review = plan_text.review_of(planned, estimated, deployment.spec.spec)
+    review = review_of(deployment, planned)
     width = console.width if console.is_terminal else None
     print_lines(plan_text.plan_lines(planned.binding, planned.plan.changes, review, width=width), console)
     if planned.plan.problems:
@@ -239,6 +238,12 @@ def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> Non
     _destroy(deployment, planned, console, data=data, as_json=as_json)
 
 
+def review_of(deployment: Deployment, planned: Planned, *, verbose: bool = False) -> plan_file.Review:
+    """The parts of a plan for people, at the prices that this environment names."""
+    estimated = estimate_of(deployment, planned.resolved.rates, os.environ)
+    return plan_text.review_of(planned, estimated, deployment.spec.spec, verbose=verbose)
+
+
 def removal_plan(
     deployment: Deployment, planned: removal.Removal, spec: str, overrides: tuple[str, ...] = ()
 ) -> plan_file.SavedPlan:
@@ -248,7 +253,12 @@ def removal_plan(
     return plan_file.SavedPlan(
         spec=spec,
         overrides=overrides,
-        destroy=True,
+        destroy=plan_file.Destruction(
+            strays=tuple(sorted(f"{record.kind} {record.name}" for record in planned.strays)),
+            in_use=tuple(sorted(planned.in_use)),
+            mirrors=tuple(mirror.uri for mirror in planned.mirrors),
+            bucket=planned.bucket is not None,
+        ),
         binding=binding_of(deployment, planned.state, read_clouds.read_accounts(deployment)),
         changes=tuple(change for change in planned.plan.changes if change.address not in kept),
         review=plan_file.Review(remarks=tuple((str(line.style), line.plain) for line in lines)),
@@ -256,13 +266,17 @@ def removal_plan(
 
 
 def destroy_as_planned(deployment: Deployment, saved: plan_file.SavedPlan, *, as_json: bool) -> None:
-    """Remove a run as a saved plan shows. Raises Conflict if anything has changed since."""
+    """Remove a run as a saved plan shows. Raises Conflict if it would delete or keep anything else now."""
     planned = removal.plan_removal(deployment)
     now = removal_plan(deployment, planned, saved.spec)
-    plan_file.check_current(saved, now.binding, now.changes)
-    if saved.review.remarks != now.review.remarks:
-        raise Conflict("stale plan: what the bucket and untracked resources hold has changed; run `skerry plan` again")
-    _destroy(deployment, planned, Console(stderr=as_json), data=False, as_json=as_json)
+    plan_file.check_current(saved, now.binding, now.changes, None)
+    if saved.destroy != now.destroy:
+        raise Conflict("stale plan: what it keeps, or deletes beside the state, has changed; run `skerry plan` again")
+    console = Console(stderr=as_json)
+    # As now: the file's own lines are for people, and a run that is live writes further objects.
+    run = deployment.spec.run_uri
+    print_lines(removal_text.removal_lines(planned, deployment.bucket(), run, data=False), console)
+    _destroy(deployment, planned, console, data=False, as_json=as_json)
 
 
 def _destroy(deployment: Deployment, planned: removal.Removal, console: Console, *, data: bool, as_json: bool) -> None:

@@ -74,8 +74,10 @@ def review_of(planned: Planned, estimate: Estimate, spec: Spec, *, verbose: bool
     remarks = [*_remarks(planned, verbose=verbose), *(Text(line) for line in estimate.lines(with_total=False))]
     return Review(
         table=_table(planned.resolved.rates, spec),
+        checks=tuple((str(line.style), line.plain) for line in _check_lines(planned)),
         remarks=tuple((str(line.style), line.plain) for line in remarks),
         total=estimate.total or "",
+        verbose=verbose,
     )
 
 
@@ -92,7 +94,7 @@ def plan_lines(
     acting = [change for change in changes if change.acts]
     yield from change_lines(acting, verbose=verbose, width=width)
     yield from rights_lines(acting)
-    yield from (Text(text, style=style) for style, text in review.remarks)
+    yield from (Text(text, style=style) for style, text in (*review.checks, *review.remarks))
     yield Text(f"plan: {summary(changes)}; nothing has been changed", style="bold")
     if review.total:
         yield Text(review.total, style="bold")
@@ -134,7 +136,6 @@ def _remarks(planned: Planned, *, verbose: bool) -> Iterator[Text]:
         yield Text(f"note: {note}", style="yellow")
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
-    yield from _check_lines(planned)
     yield from _code_lines(planned.code, verbose=verbose)
     if planned.source is not None:
         size = filesize.decimal(planned.source.size_bytes)

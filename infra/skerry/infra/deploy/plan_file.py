@@ -17,7 +17,7 @@ from skerry.infra.provision.plan import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from skerry.infra.cost.estimate import Estimate
@@ -28,22 +28,38 @@ FORMAT: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """The parts of a plan for people that are not among its changes; an apply does not depend on them.
+    """The parts of a plan for people that are not among its changes.
 
-    table: the groups, with a header, or of a destroy empty. remarks: lines, each with its style. total: the cost of all
-    machines and its cap, or "".
+    table: the groups, with a header, or of a destroy empty. checks, remarks: lines, each with its style. total: the
+    cost of all machines and its cap, or "". verbose: with every file of the code.
     """
 
     table: tuple[tuple[str, ...], ...] = ()
+    checks: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
     total: str = ""
+    verbose: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destruction:
+    """Deletions of a destroy beside its changes, and what it keeps. No number of objects, which a live run changes.
+
+    strays: resources that the state does not record. in_use: addresses of resources that other runs may use. mirrors:
+    URIs. bucket: the run's store exists; it is kept.
+    """
+
+    strays: tuple[str, ...]
+    in_use: tuple[str, ...]
+    mirrors: tuple[str, ...]
+    bucket: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPlan:
     """The file's content. spec: the absolute path of the spec. overrides, only, replace: as on the command line.
 
-    destroy: it removes the run, without its data.
+    destroy: None, or it removes the run, without its data.
     """
 
     format: int = FORMAT
@@ -51,7 +67,7 @@ class SavedPlan:
     overrides: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     replace: tuple[str, ...] = ()
-    destroy: bool = False
+    destroy: Destruction | None = None
     binding: Binding
     changes: tuple[Change, ...]
     review: Review
@@ -79,24 +95,43 @@ def is_plan(path: Path) -> bool:
 def load(path: Path) -> SavedPlan:
     """The plan in a file. Raises Invalid if the file holds no plan of this format."""
     try:
-        saved = _SAVED.validate_json(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise Invalid(f"cannot read {path}: {error.strerror}") from error
+    if not is_plan(path):
+        raise Invalid(f"{path} is not a plan; write one with `skerry plan --out {path}`")
+    # Before the rest is parsed: another format may have other parts.
+    if (number := json.loads(content).get("format")) != FORMAT:
+        raise Invalid(
+            f"{path} was written by another version of skerry (format {number}, this one has {FORMAT}); plan again"
+        )
+    try:
+        return _SAVED.validate_json(content)
     except ValidationError as error:
-        raise Invalid(f"{path} is not a plan; write one with `skerry plan --out {path}`") from error
-    if saved.format != FORMAT:
-        raise Invalid(f"{path} was written by another version of skerry; plan again")
-    return saved
+        raise Invalid(f"{path} is a damaged plan: {error.errors()[0]['msg']}; plan again") from error
 
 
-def check_current(saved: SavedPlan, binding: Binding, changes: Sequence[Change]) -> None:
-    """Raise Conflict, naming each difference, unless planning again gave the same plan."""
+def check_current(saved: SavedPlan, binding: Binding, changes: Sequence[Change], review: Review | None) -> None:
+    """Raise Conflict, naming each difference, unless planning again gave the same plan.
+
+    review: now; its checks are not compared, because they ask about the machine and the login that plan. None for a
+    destroy, whose remarks count objects.
+    """
     before, after = dataclasses.asdict(saved.binding), dataclasses.asdict(binding)
     moved = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
     if not moved and [_text(change) for change in saved.changes] != [_text(change) for change in changes]:
         moved = ["the resources have changed since"]
+    if not moved and review is not None:
+        moved = list(_changed_review(saved.review, review))
     if moved:
         raise Conflict(f"stale plan: {'; '.join(moved)}; run `skerry plan` again")
+
+
+def _changed_review(before: Review, after: Review) -> Iterator[str]:
+    if before.total != after.total:
+        yield f"cost: {before.total} -> {after.total}"
+    elif before.table != after.table or before.remarks != after.remarks:
+        yield "what it shows of costs, groups and inputs has changed since"
 
 
 def to_json(saved: SavedPlan) -> str:
