@@ -22,18 +22,24 @@ from tests.kit.managers import (
 )
 
 from skerry.infra.cli import restore_command
+from skerry.infra.local.workspace import operator_name
 from skerry.infra.run.run_record import find_move
 from skerry.infra.spec import further_places
-from skerry.runtime.errors import Invalid, Moved, Unauthorized
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Corrupt, Invalid, Moved, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
+from skerry.runtime.mirrors.ballots import Ballots
+from skerry.runtime.mirrors.failover import go_on
+from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from skerry.runtime.log.run_record import Run, Verdict
     from skerry.runtime.store import Store
 
 ROUNDS = 3
@@ -305,6 +311,114 @@ def test_doctor_shows_the_rounds_that_a_run_shares_with_its_restore(places: Plac
     store.replace(key, json.dumps(changed).encode())
     parted = skerry("doctor", places.restored, places.original)
     assert (parted.exit_code, f"{key} differs in tokens" in parted.output) == (1, True)
+
+
+class Voting:
+    """A run with failover whose store is away for good, and its two mirrors. votes: where its replicas vote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home, west, south = ((folder / name).as_uri() for name in ("east/my-run", "west", "south"))
+        self.votes, self.south = f"{west}/my-run", f"{south}/my-run"
+        self.goes_on = f"{self.votes}-failover"
+        settings = FailoverSettings(mirror=self.votes, uri=self.goes_on, after_s=60.0)
+        kept = tuple(MirrorSettings(uri=uri, each_round=True) for uri in (self.votes, self.south))
+        store = open_store(self.home)
+        begin_run(store, "ab", minimum=2, store=self.home, mirrors=kept, failover=settings)
+        train_all(islands_of(store, "ab", grace_s=60.0), ROUNDS, close=True)
+        for to in (west, south):
+            copied = skerry("replicate", self.home, "--to", to)
+            assert copied.exit_code == 0, copied.output
+        shutil.rmtree(folder / "east")
+
+    def vote(self) -> Verdict:
+        """All replicas vote; the verdict."""
+        mirror = open_store(self.votes)
+        run, verdict = read_run(mirror), None
+        assert run is not None
+        for slot in run.slots:
+            ballots = Ballots(mirror, run, slot, SystemClock(), find_cut)
+            verdict = ballots.read()
+            if verdict is None:
+                ballots.vote()
+                verdict = ballots.move()
+        assert verdict is not None
+        return verdict
+
+    def go_on(self, verdict: Verdict) -> Run:
+        """The run in which the replicas go on."""
+        assert verdict.uri is not None
+        return go_on(open_store(self.votes), verdict, open_store(verdict.uri), SystemClock(), verdict.by)
+
+    def read(self, uri: str) -> Run:
+        run = read_run(open_store(uri))
+        assert run is not None
+        return run
+
+
+@pytest.fixture
+def voting(tmp_path: Path) -> Voting:
+    return Voting(tmp_path)
+
+
+def test_restore_from_another_mirror_is_the_verdict_for_replicas(voting: Voting) -> None:
+    """Its replicas ask the mirror in which they vote, and no other."""
+    done = skerry("restore", voting.south)
+    assert done.exit_code == 0, done.output
+    verdict = voting.vote()
+    assert (verdict.uri, verdict.by, verdict.votes) == (voting.goes_on, operator_name(), ())
+    assert voting.go_on(verdict).nonce == voting.read(voting.goes_on).nonce
+    assert skerry("restore", voting.votes).exit_code == 0  # again
+
+
+def test_verdict_whose_run_was_not_made_is_completed_from_another_mirror(voting: Voting) -> None:
+    verdict = voting.vote()
+    for path in (voting.folder / "west/my-run/checkpoints").rglob("*"):
+        if path.is_file() and path.suffix != ".json":
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(Corrupt, match="payload is damaged"):
+        voting.go_on(verdict)
+    assert skerry("restore", voting.votes).exit_code == 1
+    elsewhere = skerry("restore", voting.south, "--to", f"{voting.south}-2")
+    assert (elsewhere.exit_code, f"goes on at {voting.goes_on} from round {ROUNDS}" in elsewhere.output) == (1, True)
+    done = skerry("restore", voting.south)
+    assert done.exit_code == 0, done.output
+    assert voting.go_on(verdict).nonce == voting.read(voting.goes_on).nonce
+    again = skerry("restore", voting.south)
+    assert again.exit_code == 2
+    assert "the run was not lost: it goes on at" in again.output
+
+
+def test_restore_refuses_another_run_where_the_replicas_go_on(voting: Voting) -> None:
+    voting.vote()
+    begin_run(open_store(voting.goes_on), "a")
+    refused = skerry("restore", voting.votes)
+    assert refused.exit_code == 2
+    assert f"delete it with `skerry destroy {voting.goes_on}`" in refused.output
+
+
+def test_restore_needs_the_mirror_with_the_votes(voting: Voting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_all_but_one(uri: str, **more: object) -> Store:
+        store = open_store(uri, **more)
+        if uri == voting.votes:
+            monkeypatch.setattr(type(store), "read", refuse_one(type(store).read))
+        return store
+
+    def refuse_one(read: Callable[..., object]) -> Callable[..., object]:
+        def refuse(store: Store, *words: object, **more: object) -> object:
+            if store.uri == voting.votes:
+                raise Unauthorized("refused")
+            return read(store, *words, **more)
+
+        return refuse
+
+    monkeypatch.setattr(restore_command, "open_store", open_all_but_one)
+    refused = skerry("restore", voting.south)
+    assert refused.exit_code == 1
+    assert f"by votes in {voting.votes}, which cannot be read" in refused.output
+    done = skerry("restore", voting.south, "--votes-are-lost")
+    assert done.exit_code == 0, done.output
+    assert voting.read(f"{voting.south}-restored").parent is not None
 
 
 def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path) -> None:

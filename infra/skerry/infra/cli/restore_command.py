@@ -29,8 +29,8 @@ from skerry.infra.local.destroy import clear_prefix
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.run.restore_run import (
+    RESTORED,
     best_mirror,
-    default_target,
     end_original,
     mirrors_of_fork,
     plan_restore,
@@ -134,12 +134,23 @@ def restore_run(
     overrides: Overrides = None,
     *,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="URI", help="The new run's own prefix. MIRROR-restored otherwise.")
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URI",
+            help="The new run's own prefix. MIRROR-restored otherwise, with failover where its replicas would go on.",
+        ),
     ] = None,
     at: Annotated[int | None, typer.Option("--at", metavar="ROUND", min=0, help="After so many closed rounds.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be lost, and end.")] = False,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Restore to a temporary prefix, read every byte there, and delete it.")
+    ] = False,
+    votes_are_lost: Annotated[
+        bool,
+        typer.Option(
+            "--votes-are-lost", help="The mirror in which replicas vote is lost for good, and all are stopped."
+        ),
     ] = False,
     yes: Approved = False,
     as_json: AsJson = False,
@@ -158,7 +169,7 @@ def restore_run(
             if places is None
             else best_mirror([places.open_at(each.uri) for each in places.mirrors], at)
         )
-        plan = plan_restore(source, at, open_at)
+        plan = plan_restore(source, at, open_at, votes_are_lost=votes_are_lost)
         if not as_json:
             print_lines(_plan_lines(plan))
         if dry_run:
@@ -166,10 +177,10 @@ def restore_run(
                 typer.echo(to_json(_result(plan)))
         elif rehearse:
             _rehearse(
-                source, plan, open_at(f"{default_target(source.uri)}-{clock.nonce()[:8]}"), clock, as_json=as_json
+                source, plan, open_at(f"{source.uri.rstrip('/')}{RESTORED}-{clock.nonce()[:8]}"), clock, as_json=as_json
             )
         else:
-            target = open_at((to or default_target(source.uri)).rstrip("/"))
+            target = open_at((to or plan.target).rstrip("/"))
             if not yes and plan.closed is not None:
                 confirm(f"The replicas at {plan.original} will end. Restore to {target.uri}?", flag="--auto-approve")
             lines = () if places is None else places.lines

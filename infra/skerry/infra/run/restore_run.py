@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.errors import in_short
-from skerry.infra.run.run_record import find_move
+from skerry.infra.run.run_record import Move
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.log import read_run
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
-from skerry.runtime.mirrors.ballots import Ballots
+from skerry.runtime.mirrors.ballots import Ballots, read_verdict
+from skerry.runtime.mirrors.failover import is_run_of
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.run_record import MirrorSettings
+    from skerry.runtime.log.run_record import MirrorSettings, Verdict
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
@@ -36,7 +38,8 @@ class RestorePlan:
     """The effect of a restore. original: the URI of the run that is mirrored, None for a copy made by hand.
 
     closed: rounds of the original, None if it cannot be reached or is no such run any more; then `unreachable` has the
-    reason.
+    reason. target: the URI of the restored run if none is named. votes: the mirror in which the replicas of a run with
+    failover look where it goes on.
     """
 
     cut: Cut
@@ -44,6 +47,8 @@ class RestorePlan:
     original: str | None
     closed: int | None
     unreachable: str = ""
+    target: str
+    votes: Store | None = None
 
     @property
     def lost(self) -> int:
@@ -51,27 +56,79 @@ class RestorePlan:
         return max(self.cut.logged, self.closed or 0) - self.cut.round
 
 
-def plan_restore(mirror: Store, at: int | None, open_at: Callable[[str], Store]) -> RestorePlan:
+def plan_restore(
+    mirror: Store, at: int | None, open_at: Callable[[str], Store], *, votes_are_lost: bool = False
+) -> RestorePlan:
     """Look at a mirror, and at its original if that can be reached. open_at: opens a store that answers soon or fails.
 
-    Raises Invalid, with what there is, if nothing can be restored.
+    votes_are_lost: the mirror with the votes of a run with failover is lost for good, and is not asked.
+    Raises Invalid, with what there is, if nothing can be restored, and if the run goes on by itself.
     """
-    if (move := find_move(mirror)) is not None and move.votes:
-        raise Invalid(f"the run was not lost: {move}")
-    cut = find_cut(mirror, at)
+    votes = None if votes_are_lost else _find_votes(mirror, open_at)
+    verdict = None if votes is None else _read_verdict(votes, mirror)
+    if verdict is not None and verdict.uri is not None:
+        _check_not_on(verdict, open_at(verdict.uri))
+    cut = find_cut(mirror, at if at is not None or verdict is None else verdict.round)
+    if verdict is not None and (verdict.round, verdict.commit) != (cut.round, cut.commit):
+        raise Conflict(
+            f"run {cut.run.name} goes on at {verdict.uri} from round {verdict.round}, by a verdict of {verdict.by}, "
+            f"which round {cut.round} of {mirror.uri} is not; leave out --at, or restore from another mirror"
+        )
     mark = read_elsewhere(mirror)
     if mark is not None and mark.why == "moved":
         raise Invalid(f"run {cut.run.name} was restored already: it goes on at {mark.uri}")
+    target = mirror.uri.rstrip("/") + RESTORED
+    if votes is not None and cut.run.failover is not None:
+        target = cut.run.failover.uri if verdict is None or verdict.uri is None else verdict.uri
     original = cut.run.store if mark is None else mark.uri
     if original is None or original.rstrip("/") == mirror.uri.rstrip("/"):
-        return RestorePlan(cut=cut, uri=mirror.uri, original=None, closed=None)
+        return RestorePlan(cut=cut, uri=mirror.uri, original=None, closed=None, target=target, votes=votes)
     try:
         store = open_at(original)
         closed = find_closed(store, 0) if _is_run(store, cut.run) else None
         reason = "" if closed is not None else "no such run is there any more"
     except (SkerryError, OSError) as error:
         closed, reason = None, str(error)
-    return RestorePlan(cut=cut, uri=mirror.uri, original=original, closed=closed, unreachable=reason)
+    return RestorePlan(
+        cut=cut, uri=mirror.uri, original=original, closed=closed, unreachable=reason, target=target, votes=votes
+    )
+
+
+def _find_votes(mirror: Store, open_at: Callable[[str], Store]) -> Store | None:
+    """The only mirror that has the votes of the run; None for a run without failover."""
+    run = read_run(mirror)
+    if run is None or run.failover is None:
+        return None
+    uri = run.failover.mirror
+    return mirror if uri.rstrip("/") == mirror.uri.rstrip("/") else open_at(uri)
+
+
+def _read_verdict(votes: Store, mirror: Store) -> Verdict | None:
+    run = read_run(mirror)
+    try:
+        return read_verdict(votes, None if run is None else run.nonce)
+    except (SkerryError, OSError) as error:
+        raise Conflict(
+            f"the replicas may go on by votes in {votes.uri}, which cannot be read: {in_short(error)}; try again. If "
+            "that mirror is lost for good, stop all replicas, and add --votes-are-lost"
+        ) from error
+
+
+def _check_not_on(verdict: Verdict, target: Store) -> None:
+    """Raise Invalid if the run goes on there by votes already, or if another run is in its place.
+
+    A verdict whose run was never completed can be: `restore` makes the same run.
+    """
+    run = read_run(target)
+    if run is None:
+        return
+    if not is_run_of(verdict, run):
+        raise Invalid(
+            f"by a verdict of {verdict.by} the run goes on at {target.uri}, but that has another run, {run.name}; "
+            f"delete it with `skerry destroy {target.uri}`, and repeat"
+        )
+    if verdict.votes:
+        raise Invalid(f"the run was not lost: {Move(uri=target.uri, round=verdict.round, votes=verdict.votes)}")
 
 
 def best_mirror(mirrors: Sequence[Store], at: int | None) -> Store:
@@ -86,11 +143,6 @@ def best_mirror(mirrors: Sequence[Store], at: int | None) -> Store:
     if not cuts:
         raise Invalid("\n".join(("no mirror of the spec can be restored", *reasons)))
     return max(cuts, key=lambda pair: pair[0])[1]
-
-
-def default_target(mirror_uri: str) -> str:
-    """The URI of the restored run if none is named: beside the mirror."""
-    return mirror_uri.rstrip("/") + RESTORED
 
 
 def mirrors_of_fork(lines: Sequence[MirrorSettings], lost: Run, target_uri: str) -> tuple[MirrorSettings, ...]:
@@ -131,10 +183,14 @@ def restore(
     by: the operator by whose order the replicas of a run with failover go there; None for a rehearsal. Raises Conflict
     if they are elsewhere.
     """
-    if by is not None and plan.cut.run.failover is not None:
-        ballots = Ballots(mirror, plan.cut.run, by, clock, find_cut)
+    if by is not None and plan.votes is not None:
+        ballots = Ballots(plan.votes, plan.cut.run, by, clock, find_cut)
         verdict = ballots.order(target.uri, plan.cut)
-        if verdict is None or (verdict.uri, verdict.round) != (target.uri, plan.cut.round):
+        if verdict is None or (verdict.uri, verdict.round, verdict.commit) != (
+            target.uri,
+            plan.cut.round,
+            plan.cut.commit,
+        ):
             at = "in its store" if verdict is None else f"at {verdict.uri} from round {verdict.round}"
             raise Conflict(
                 f"run {plan.cut.run.name} goes on {at}, by a verdict of {by if verdict is None else verdict.by}"
