@@ -43,7 +43,7 @@ COMMANDS = {
         "--follow",
         "--json",
     },
-    "restore": {"--set", "--to", "--at", "--dry-run", "--rehearse", "--auto-approve", "--json"},
+    "restore": {"--set", "--to", "--at", "--dry-run", "--rehearse", "--votes-are-lost", "--auto-approve", "--json"},
     "sandbox": {"--aws", "--google", "--run-jobs", "--json"},
     "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
