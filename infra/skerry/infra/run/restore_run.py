@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.errors import in_short
-from skerry.infra.run.run_record import Move
+from skerry.infra.run.run_record import Move, load_run
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.elsewhere import read_elsewhere
-from skerry.runtime.log.log import read_run
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
-from skerry.runtime.mirrors.failover import is_run_of
 from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
 
@@ -96,7 +94,7 @@ def plan_restore(
 
 def _find_votes(mirror: Store, open_at: Callable[[str], Store]) -> Store | None:
     """The only mirror that has the votes of the run; None for a run without failover."""
-    run = read_run(mirror)
+    run = load_run(mirror)
     if run is None or run.failover is None:
         return None
     uri = run.failover.mirror
@@ -104,7 +102,7 @@ def _find_votes(mirror: Store, open_at: Callable[[str], Store]) -> Store | None:
 
 
 def _read_verdict(votes: Store, mirror: Store) -> Verdict | None:
-    run = read_run(mirror)
+    run = load_run(mirror)
     try:
         return read_verdict(votes, None if run is None else run.nonce)
     except (SkerryError, OSError) as error:
@@ -119,10 +117,10 @@ def _check_not_on(verdict: Verdict, target: Store) -> None:
 
     A verdict whose run was never completed can be: `restore` makes the same run.
     """
-    run = read_run(target)
+    run = load_run(target)
     if run is None:
         return
-    if not is_run_of(verdict, run):
+    if not verdict.leads_to(run):
         raise Invalid(
             f"by a verdict of {verdict.by} the run goes on at {target.uri}, but that has another run, {run.name}; "
             f"delete it with `skerry destroy {target.uri}`, and repeat"

@@ -152,6 +152,11 @@ class Verdict(Record):
     by: Name
     created: str
 
+    def leads_to(self, run: Run) -> bool:
+        """True if `run` is the one that goes on by this verdict."""
+        parent = run.parent
+        return parent is not None and (parent.run, parent.round, parent.commit) == (self.run, self.round, self.commit)
+
 
 class Spent(Record):
     """The bytes of tensors that one slot has copied to a mirror, or was about to."""

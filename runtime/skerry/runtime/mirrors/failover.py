@@ -89,22 +89,12 @@ def go_on(mirror: Store, verdict: Verdict, target: Store, clock: Clock, slot: st
             raise Corrupt(f"round {verdict.round} at {mirror.uri} is not that of the verdict; see `skerry doctor`")
         # The time of the parent: limits of the run count from it.
         run = fork(mirror, cut, target, cut.run.created, mirrors=())
-    if not is_run_of(verdict, run):
+    if not verdict.leads_to(run):
         raise Conflict(
             f"{target.uri} has run {run.name}, which does not go on from round {verdict.round} of this run; see "
             f"`skerry doctor {mirror.uri}`"
         )
     return run
-
-
-def is_run_of(verdict: Verdict, run: Run) -> bool:
-    """True if it is the run that goes on by this verdict. Pure."""
-    parent = run.parent
-    return parent is not None and (parent.run, parent.round, parent.commit) == (
-        verdict.run,
-        verdict.round,
-        verdict.commit,
-    )
 
 
 def mark_moved(home: Store, verdict: Verdict) -> None:
