@@ -371,7 +371,7 @@ def test_restore_from_another_mirror_is_the_verdict_for_replicas(voting: Voting)
     assert skerry("restore", voting.votes).exit_code == 0  # again
 
 
-def test_verdict_whose_run_was_not_made_is_completed_from_another_mirror(voting: Voting) -> None:
+def test_verdict_without_its_run_is_completed_from_another_mirror(voting: Voting) -> None:
     verdict = voting.vote()
     for path in (voting.folder / "west/my-run/checkpoints").rglob("*"):
         if path.is_file() and path.suffix != ".json":
