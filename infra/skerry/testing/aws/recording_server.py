@@ -18,7 +18,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from skerry.testing.aws import errors
 from skerry.testing.aws.callers import caller, signed_by, signed_for
 from skerry.testing.aws.requests import parse_request
-from skerry.testing.http_server import drop_connection
+from skerry.testing.http_server import QuietHandler, drop_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -101,11 +101,10 @@ class MotoApplication(DomainDispatcherApplication):
         return self._services[host]
 
 
-class QuietMotoHandler(MotoRequestHandler):
-    """moto's request handler without an access log."""
+class QuietMotoHandler(QuietHandler, MotoRequestHandler):
+    """Our request handler, with moto's names of headers."""
 
-    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  werkzeug's own name
-        """Drop the line: the sandbox records its calls."""
+    keeps_open = True
 
 
 def _body(environ: dict[str, Any]) -> bytes:
