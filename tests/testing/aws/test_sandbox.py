@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -227,3 +228,17 @@ def test_second_sandbox_is_refused_and_close_leaves_nothing() -> None:
     with Sandbox() as again:
         assert again.inventory() == {}
         assert json.loads(json.dumps(dict(again.environment)))["AWS_ENDPOINT_URL"] == again.endpoint
+
+
+def test_connection_stays_open_until_the_sandbox_ends() -> None:
+    with Sandbox() as sandbox:
+        connection = http.client.HTTPConnection(sandbox.endpoint.removeprefix("http://"))
+        connection.connect()
+        connection.auto_open = 0
+        for body in (b"a body that nothing reads", b""):
+            connection.request("PUT", "/acme-skerry", body, {"Expect": "100-continue"})
+            connection.getresponse().read()
+    with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+        connection.request("GET", "/")
+        connection.getresponse()
+    connection.close()
