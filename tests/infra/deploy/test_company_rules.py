@@ -72,7 +72,8 @@ def test_boundary_is_added_to_roles_that_exist(spec: str, tmp_path: Path, skerry
     skerry("apply", write_rules(tmp_path, f"permissions_boundary: '{BOUNDARY}'"), "--auto-approve")
     assert bounds(skerry_sandbox) == {BOUNDARY}
     # A spec without the rule does not remove it.
-    assert "has the permissions boundary" in skerry("plan", spec, "--detailed-exitcode").output
+    without = skerry("plan", spec, "--detailed-exitcode").output
+    assert f"has the permissions boundary {BOUNDARY}, which the spec does not name; this stays" in without
 
 
 def test_key_encrypts_the_bucket_and_replicas_may_use_it(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:

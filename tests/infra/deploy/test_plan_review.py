@@ -188,6 +188,8 @@ def test_replace_creates_the_next_generation(spec: str, skerry_sandbox: Sandbox)
     assert skerry_sandbox.inventory()["job"] == (f"{job}-g1",)
     assert "is never replaced" in skerry("plan", spec, "--replace", "aws_bucket.store", code=2).stderr
     assert "no resource aws_x.y" in skerry("plan", spec, "--replace", "aws_x.y", code=2).stderr
+    outside = skerry("plan", spec, "--target", "aws_bucket.store", "--replace", ROLE, code=2).stderr
+    assert f"--replace {ROLE} is outside of the targets; add --target {ROLE}" in outside
 
 
 def test_state_output_and_graph_show_the_resources(spec: str, skerry_sandbox: Sandbox) -> None:
@@ -209,12 +211,41 @@ def test_state_output_and_graph_show_the_resources(spec: str, skerry_sandbox: Sa
     assert planned == dot == skerry("graph", spec, "--planned").stdout
 
 
+def rename_group(spec: str, first: str = "b") -> None:
+    path = Path(spec)
+    path.write_text(path.read_text().replace("- name: b", "- name: trainers") + f"moved: {{trainers: {first}}}\n")
+
+
 def test_renamed_group_keeps_its_resources(spec: str) -> None:
     skerry("apply", spec, "--auto-approve")
-    path = Path(spec)
-    path.write_text(path.read_text().replace("- name: b", "- name: trainers"))
+    text = Path(spec).read_text()
+    Path(spec).write_text(text.replace("- name: b", "- name: trainers"))
     assert "-   aws_batch_queue.b" in skerry("plan", spec).output
-    path.write_text(path.read_text() + "moved: {trainers: b}\n")
+    Path(spec).write_text(text)
+    rename_group(spec)
     output = skerry("plan", spec, "--detailed-exitcode").output
     assert "14 unchanged" in output
-    assert output.splitlines()[2].split()[0] == "trainers"
+    assert output.splitlines()[2].split()[:2] == ["trainers", "(b-*)"]
+    assert "  trainers: 1 x c7i.large" in output
+    assert "  trainers: 1 x c7i.large" in skerry("estimate", spec).output
+
+
+def test_commands_take_the_new_name_of_a_renamed_group(spec: str) -> None:
+    skerry("apply", spec, "--auto-approve")
+    rename_group(spec)
+    assert "the slots b-* are those of trainers" in skerry("status", spec).output
+    assert "stopped: skerry-tiny-" in skerry("cancel", spec, "--replica", "trainers-0", "--auto-approve").output
+    assert "no job of x-0" in skerry("cancel", spec, "--replica", "x-0", "--auto-approve", code=2).stderr
+
+
+def test_first_name_that_the_run_does_not_know_is_refused(spec: str, skerry_sandbox: Sandbox) -> None:
+    rename_group(spec, "nosuch")
+    skerry("plan", spec)  # of a new run, any first name may be
+    Path(spec).write_text(Path(spec).read_text().replace("nosuch", "b"))
+    skerry("apply", spec, "--auto-approve")
+    Path(spec).write_text(Path(spec).read_text().replace("trainers: b", "trainers: nosuch"))
+    skerry_sandbox.calls.clear()
+    refused = skerry("apply", spec, "--auto-approve", code=2)
+    assert "moved: the run has no group 'nosuch'" in refused.stderr
+    assert "its groups: b; write the first name of 'trainers', or remove the line" in refused.stderr
+    assert skerry_sandbox.calls.writes == []

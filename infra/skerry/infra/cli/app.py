@@ -339,13 +339,14 @@ def logs(
             with errors_as_exit_codes(service=CLOUD):
                 deployed_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
+        only = replica if replica is None or spec is None else spec.spec.slot(replica)
         workspace = _workspace_of(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
         tails: dict[Path, LogTail] = {}
         clock = SystemClock()
         while True:
             # Determined before reading: lines written until the lock is released are read below.
             running = follow and workspace.lock_holder() is not None
-            for slot, file in _log_files(workspace, replica):
+            for slot, file in _log_files(workspace, only):
                 if file not in tails:
                     tails[file] = LogTail(file)
                     if attempt := workspace.attempt_of(file):

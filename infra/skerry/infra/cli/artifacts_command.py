@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    AsJson,
+    Overrides,
+    RunName,
+    errors_as_exit_codes,
+    is_uri,
+    load_spec,
+    run_uri,
+    to_json,
+)
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.script_files import Artifact, fetch, list_artifacts
@@ -54,6 +64,8 @@ def artifacts(
         if words[1:] not in ([], ["list"], ["get", name]):
             raise Invalid("name the file to get: skerry artifacts [RUN] get NAME; or list them: skerry artifacts [RUN]")
         store = open_store(run_uri(run, overrides or ()))
+        if replica is not None and not is_uri(run):
+            replica = load_spec(run, overrides or ()).spec.slot(replica)
         require_settings(store)
         saved = [
             artifact

@@ -108,7 +108,7 @@ def plan(
             replace=tuple(replace or ()),
             binding=planned.binding,
             changes=planned.plan.changes,
-            review=plan_text.review_of(planned, estimated, deployment.spec.spec, verbose=verbose),
+            review=plan_text.review_of(planned, estimated, deployment.spec, verbose=verbose),
         )
         if out is not None:
             if planned.plan.problems:
@@ -250,7 +250,7 @@ def cancel(
     """
     with errors_as_exit_codes(as_json=as_json, service=CLOUD):
         deployment = prepare_deployed(path, overrides or ())
-        to_stop = jobs_to_stop(deployment, replica or ())
+        to_stop = jobs_to_stop(deployment, [deployment.spec.spec.slot(name) for name in replica or ()])
         names = tuple(job.name for job in to_stop.jobs)
         if names and not approved:
             confirm(f"Stop {', '.join(names)}?", flag="--auto-approve")

@@ -154,6 +154,7 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
     money = None if look.run is None else read_spending(deployment)(look.run)
     if not as_json:
         print_lines(job_text.job_lines(look.jobs))
+        print_lines(f"the slots {first}-* are those of {name}" for name, first in spec.spec.moved.items())
         if not look.jobs and not look.unasked:
             print_lines(["no jobs: `skerry apply` starts them"])
         if look.searched:
@@ -193,8 +194,9 @@ def logs(spec: SpecFile, *, follow: bool, replica: str | None, verbose: bool) ->
     if read_clouds.read_state(deployment) is None:
         ended = f"find the lines of ended jobs in the clouds' logs, by names that begin with {deployment.context.stem}"
         typer.echo(f"{job_text.searched_line(searched_places(deployment))}; {ended}", err=True)
+    slot = None if replica is None else spec.spec.slot(replica)
     with on_signal(stop.set):
-        print_lines(deployed_watch.logs(deployment, replica, follow=follow, verbose=verbose, stop=stop))
+        print_lines(deployed_watch.logs(deployment, slot, follow=follow, verbose=verbose, stop=stop))
 
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
@@ -241,7 +243,7 @@ def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> Non
 def review_of(deployment: Deployment, planned: Planned, *, verbose: bool = False) -> plan_file.Review:
     """The parts of a plan for people, at the prices that this environment names."""
     estimated = estimate_of(deployment, planned.resolved.rates, os.environ)
-    return plan_text.review_of(planned, estimated, deployment.spec.spec, verbose=verbose)
+    return plan_text.review_of(planned, estimated, deployment.spec, verbose=verbose)
 
 
 def removal_plan(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,7 @@ def estimate_of(
 
     environment: names the user's own prices. parameters: 1.3B; None gives traffic and storage per billion.
     """
+    rates = [replace(rate, group=deployment.spec.spec.group_name(rate.group)) for rate in rates]
     own_prices = prices.own_file(environment)
     if deployment.spec.run_uri.startswith(FILE):  # a disk has no price for each byte and request
         return Estimate(rates=tuple(rates), parameters=parameters)

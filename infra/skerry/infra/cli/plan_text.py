@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target import Rate
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.spec.inputs import Inputs
-    from skerry.infra.spec.model import Spec
+    from skerry.infra.spec.model import SpecFile
 
 _SIGNS: Final = {
     Action.CREATE: ("+", "green"),
@@ -69,7 +69,7 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
 
 
-def review_of(planned: Planned, estimate: Estimate, spec: Spec, *, verbose: bool = False) -> Review:
+def review_of(planned: Planned, estimate: Estimate, spec: SpecFile, *, verbose: bool = False) -> Review:
     """The parts of a plan that its changes do not show."""
     remarks = [*_remarks(planned, verbose=verbose), *(Text(line) for line in estimate.lines(with_total=False))]
     return Review(
@@ -100,11 +100,10 @@ def plan_lines(
         yield Text(review.total, style="bold")
 
 
-def _table(rates: Sequence[Rate], spec: Spec) -> tuple[tuple[str, ...], ...]:
+def _table(rates: Sequence[Rate], spec: SpecFile) -> tuple[tuple[str, ...], ...]:
     by_group = {rate.group: rate for rate in rates}
     rows = [("group", "where", "machines", "purchase", "$/h", "cap", "image")]
-    names = {first: name for name, first in spec.moved.items()}
-    for group in spec.replicas:
+    for group in spec.spec.replicas:
         if (rate := by_group.get(group.name)) is None:
             continue
         region = getattr(group.target, "region", "")
@@ -112,13 +111,13 @@ def _table(rates: Sequence[Rate], spec: Spec) -> tuple[tuple[str, ...], ...]:
         usd = None if rate.cap_hours is None or rate.per_hour is None else rate.cap_hours * rate.per_hour
         rows.append(
             (
-                names.get(group.name, group.name),
+                name if (name := spec.spec.group_name(group.name)) == group.name else f"{name} ({group.name}-*)",
                 f"{group.target.CLOUD} {region}".strip(),
                 f"{rate.machine or rate.what} x {rate.count}",
                 rate.purchase or "-",
                 "unknown" if rate.per_hour is None else rounded(rate.per_hour),
                 hours if usd is None else f"{rounded(usd)} in {hours}",
-                group.image or spec.image or "-",
+                group.image or spec.spec.image or "-",
             )
         )
     return tuple(rows) if len(rows) > 1 else ()

@@ -163,6 +163,8 @@ def plan(
     """
     for address in to_replace:
         resource = graph.get(address)
+        if resource is None and whole is not None and whole.get(address) is not None:
+            raise Invalid(f"--replace {address} is outside of the targets; add --target {address}")
         if resource is None:
             raise Invalid(f"the spec has no resource {address}; run `skerry plan` to list them")
         if resource.brought or resource.LIFE in (Life.DATA, Life.SHARED):

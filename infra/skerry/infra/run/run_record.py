@@ -178,6 +178,14 @@ def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     The slots may change: a new slot joins like a late one. In a run that makes up lost work, the work due stays as it
     was at the start. What `skerry extend` has changed may be as it was or as it is.
     """
+    groups = {slot.rpartition("-")[0] for slot in settings.named}
+    for name, first in spec.spec.moved.items():
+        if first not in groups:
+            place = spec.written.place(("moved", name))
+            raise Invalid(
+                f"moved: the run has no group {first!r} ({place}); its groups: {', '.join(sorted(groups))}; write the "
+                f"first name of {name!r}, or remove the line"
+            )
     proposed = _proposed(spec, clock)
     # A spec that was not changed after an extension continues the extended run.
     changed = {name: getattr(settings.now, name) for name in CHANGEABLE if settings.had(name, getattr(proposed, name))}

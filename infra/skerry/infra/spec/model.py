@@ -251,6 +251,15 @@ class Spec(Section):
     data: inputs.Data
     """Data that replicas may read, by name: s3://bucket/prefix, gs://bucket/prefix, or a folder of this machine."""
 
+    def group_name(self, first: str) -> str:
+        """The name that the spec has now for the group with this first name."""
+        return next((name for name, was in self.moved.items() if was == first), first)
+
+    def slot(self, name: str) -> str:
+        """The slot that an operator names, in the run: that of a renamed group has the group's first name."""
+        group, dash, number = name.rpartition("-")
+        return f"{self.moved.get(group, group)}{dash}{number}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSlot:

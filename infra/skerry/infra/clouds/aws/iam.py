@@ -379,8 +379,10 @@ def _boundary(role: Mapping[str, Any]) -> tuple[str, ...]:
     """A note for a permissions boundary: a rule of the account, without which the role would have more rights."""
     if not (arn := _bound(role)):
         return ()
-    text = f"the role {role['RoleName']} has the permissions boundary {arn}, set outside of skerry; this stays, because"
-    return (f"{text} removing it would give the role more rights; rights that it denies are missing to the jobs",)
+    text = f"the role {role['RoleName']} has the permissions boundary {arn}, which the spec does not name; this stays"
+    return (
+        f"{text}, because without it the role would have more rights; rights that it denies are missing to the jobs",
+    )
 
 
 def _policy(response: Mapping[str, Any]) -> list[dict[str, Json]]:
