@@ -74,7 +74,7 @@ API: Final = """
     autoclass skerry.runtime.replica.Replica
     autoclass skerry.runtime.manager.ObjectStoreManager
     autoclass skerry.runtime.allreduce.ObjectStoreAllReduce
-    autoclass skerry.serverless.mock_manager.MockManager
+    autoclass skerry.serverless.fixed_ranks_manager.MockManager
     autofunction skerry.runtime.store.open_store
     autofunction skerry.load
 """

@@ -43,7 +43,7 @@ from skerry.runtime.log.records import Receipt
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store import Store, open_store
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
+from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

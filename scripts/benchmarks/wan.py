@@ -32,7 +32,7 @@ import torch
 from common.link import Rate, address, enter, hub, links
 from common.options import picture
 
-from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors.byte_layout import Index, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -9,7 +9,7 @@ import typer.main
 
 from skerry.infra.cli import common, entry
 from skerry.infra.cli.app import app
-from skerry.runtime import contract, events
+from skerry.runtime import contract, structured_logging
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import PROTOCOL
 from skerry.runtime.log.run_record import Run
@@ -128,7 +128,7 @@ def test_run_json_is_frozen_per_protocol() -> None:
 
 
 def test_event_names_are_frozen() -> None:
-    assert set(events.NAMES) == set(EVENTS.split())
+    assert set(structured_logging.NAMES) == set(EVENTS.split())
 
 
 def test_contract_with_launchers_is_frozen() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
+from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 
 ROUNDS: Final = 3
 

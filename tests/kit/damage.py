@@ -33,7 +33,7 @@ from skerry.runtime.replication import (
     CliqueReplicationStrategy,
     NoReplicasAvailableError,
 )
-from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
+from skerry.runtime.replication.local_and_peer_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 from tests.kit.managers import train_saved_run

@@ -18,9 +18,9 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.export import load
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.mirrors.fork import fork as restore
 from skerry.runtime.mirrors.mirror import Mirror
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork as restore
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tests.support.s3server import S3Server
 import skerry.serverless
 from skerry.infra import executors
 from skerry.infra.executors import Ending
-from skerry.runtime.log import script_files
+from skerry.runtime.log import files_saved_by_script
 from skerry.runtime.store import open_store
 from skerry.serverless import replica_entrypoint
 
@@ -98,9 +98,9 @@ def model_of(uri: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[s
     words = ["--rendezvous", uri, "--rank_env", "RANK_HERE", "--world_size", "1", "--sync_every", "2", *options]
     replica_entrypoint.main(words)
     store = open_store(uri)
-    artifact = script_files.list_artifacts(store)[-1]
+    artifact = files_saved_by_script.list_artifacts(store)[-1]
     target = Path(f"{artifact.number}.safetensors")
-    script_files.fetch(store, artifact, target)
+    files_saved_by_script.fetch(store, artifact, target)
     return load(target.read_bytes())
 
 

@@ -14,9 +14,9 @@ from tests.simulation.faults import FaultyStore, Rates
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.mirror import complete_checkpoints
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork
 from skerry.runtime.store.interface import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from skerry.runtime.log.roll_up import RollUp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.runtime.log.round_summary import RecordedRound
+    from skerry.runtime.log.summarize_round import RecordedRound
 
 
 @mutant("roll_up_writer", "a roll-up is written before its receipts")

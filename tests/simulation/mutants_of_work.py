@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
@@ -20,14 +20,14 @@ from skerry.runtime.log.records import digest_of
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
-from skerry.runtime.tensors import recompute, reduce_scatter, reduced_unit
+from skerry.runtime.tensors import recompute_averages, reduce_scatter, reduced_unit
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.tensors.reduced_unit import UnitName
+from skerry.runtime.training.catch_up_with_log import LogFollower
 from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
-from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round import PartialRound
 from skerry.runtime.training.round_runner import RoundRunner, RoundSettings
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
@@ -109,12 +109,12 @@ def _(patch: Patch) -> None:
 
 @mutant("reduce_scatter", "a spot check weighs all contributions alike")
 def _(patch: Patch) -> None:
-    confirmed = recompute.is_confirmed
+    confirmed = recompute_averages.is_confirmed
 
     def alike(store: Any, sources: Any, index: Any, sample: Any) -> bool:
         return confirmed(store, [replace(source, weight=1.0) for source in sources], index, sample)
 
-    patch.setattr(recompute, "is_confirmed", alike)
+    patch.setattr(recompute_averages, "is_confirmed", alike)
 
 
 @mutant("averager", "contributions are not checked before a proposal")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.log.records import Part
     from skerry.runtime.protocol.exchange_view import ExchangeId
-    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.training.open_session import Session
 
 

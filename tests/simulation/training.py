@@ -20,9 +20,9 @@ import torch
 import xxhash
 
 from skerry.runtime.checkpointing.shared_state import FRAGMENT
-from skerry.runtime.tensors import layout
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
-from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors import byte_layout
+from skerry.runtime.tensors.byte_layout import Index, TensorSpec
+from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 
 if TYPE_CHECKING:
     import random
@@ -53,7 +53,7 @@ def index_of(parts: int, names: str = "tensor") -> Index:
     """The tensors of a run whose payloads have so many parts: real ones have several from 64 MiB on."""
     specs = tuple(TensorSpec(f"{names}-{number}-of-{parts}", "float32", (size,)) for number, size in enumerate(SIZES))
     index = Index(tensors=specs)
-    with patch.object(layout, "MAX_SLICES", TENSORS_PER_PART[parts]):
+    with patch.object(byte_layout, "MAX_SLICES", TENSORS_PER_PART[parts]):
         assert len(index.parts) == parts, "laid out once, and kept in the index"
     return index
 

@@ -55,7 +55,7 @@ def _run(command: list[str]) -> int:
 def _check(uri: str, *, only_json: bool) -> int:
     from skerry.runtime.clock import SystemClock  # noqa: PLC0415  `run` must set its signal mask without them
     from skerry.runtime.container import check  # noqa: PLC0415  same
-    from skerry.runtime.container.job_environment import ML  # noqa: PLC0415  same
+    from skerry.runtime.container.identify_replica import ML  # noqa: PLC0415  same
     from skerry.runtime.container.privileges import drop_privileges  # noqa: PLC0415  same
 
     environment = dict(os.environ)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
     from skerry.runtime.training.open_session import Session
 
 

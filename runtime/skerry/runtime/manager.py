@@ -23,17 +23,17 @@ from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.events import log_to_stderr
+from skerry.runtime.log.installed_versions import read_software
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.read_software import read_software
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
-from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
+from skerry.runtime.replication.local_and_peer_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.store import open_store
+from skerry.runtime.structured_logging import log_to_stderr
 from skerry.runtime.training.allreduce_future import ExchangeWork, op_of
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
+from skerry.runtime.training.catch_up_with_log import check_loaded
 from skerry.runtime.training.exit_hook import forget, leave_at_process_end
-from skerry.runtime.training.log_follower import check_loaded
 from skerry.runtime.training.open_session import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.round_runner import seconds_of
 from skerry.runtime.training.torchft_fragments import parameters_behind, save_without_copies

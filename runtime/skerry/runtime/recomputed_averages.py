@@ -13,7 +13,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.payload_format import index_from_headers
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload
-from skerry.runtime.tensors.recompute import wrong_units
+from skerry.runtime.tensors.recompute_averages import wrong_units
 from skerry.runtime.tensors.reduce import Source
 from skerry.runtime.tensors.reduced_unit import UnitName
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.log.records import Contribution, Decision
     from skerry.runtime.store import Store
-    from skerry.runtime.tensors.layout import Index
-    from skerry.runtime.tensors.recompute import WrongUnit
+    from skerry.runtime.tensors.byte_layout import Index
+    from skerry.runtime.tensors.recompute_averages import WrongUnit
 
 
 def recompute(

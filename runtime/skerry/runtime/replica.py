@@ -32,18 +32,18 @@ from skerry.runtime.errors import (
     SkerryError,
     Unauthorized,
 )
-from skerry.runtime.events import emit, log_to_stderr
 from skerry.runtime.failure_text import shortened, text_of_failure
-from skerry.runtime.log import keys, script_files
+from skerry.runtime.log import files_saved_by_script, keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome, Place
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import read_address
-from skerry.runtime.slot_numbers import SlotNumbers
+from skerry.runtime.replica_number_and_share import SlotNumbers
 from skerry.runtime.store import open_store
-from skerry.runtime.training.lr_schedule import advance
+from skerry.runtime.structured_logging import emit, log_to_stderr
+from skerry.runtime.training.advance_lr_schedule import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.ranks.interface import Address
-    from skerry.runtime.replication.local_checkpoints import LocalCopies
+    from skerry.runtime.replication.local_and_peer_checkpoints import LocalCopies
 
 T = TypeVar("T")
 SignalHandler: TypeAlias = "signal.Handlers | Callable[[int, FrameType | None], object] | int | None"
@@ -300,7 +300,7 @@ class Replica(SlotNumbers):
         fetched by default. Returns when it is stored, so training waits. Raises Invalid for a name that is no plain
         file name, and for a file that cannot be read.
         """
-        saved = script_files.save(self._store, self.slot, self._the_manager().current_step(), name, content)
+        saved = files_saved_by_script.save(self._store, self.slot, self._the_manager().current_step(), name, content)
         emit("artifact_saved", {"slot": self.slot, "round": saved.round, "name": name, "bytes": saved.size_bytes})
 
     @property

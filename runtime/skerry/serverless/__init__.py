@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from skerry.infra.executors import *  # noqa: F403  a new executor needs a line there only
     from skerry.runtime.allreduce import ObjectStoreAllReduce as ObjectStoreAllReduce
-    from skerry.serverless.mock_manager import MockManager as MockManager
+    from skerry.serverless.fixed_ranks_manager import MockManager as MockManager
 
 _IN_REPLICAS: Final = {
     "ObjectStoreAllReduce": "skerry.runtime.allreduce",
-    "MockManager": "skerry.serverless.mock_manager",
+    "MockManager": "skerry.serverless.fixed_ranks_manager",
 }
 _EXECUTORS: Final = "skerry.infra.executors"
 

@@ -26,10 +26,10 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime import contract
 from skerry.runtime.allreduce import ObjectStoreAllReduce
 from skerry.runtime.errors import Invalid, SkerryError
-from skerry.runtime.log import script_files
+from skerry.runtime.log import files_saved_by_script
 from skerry.runtime.replica import exit_code_of
 from skerry.runtime.store import open_store
-from skerry.serverless.mock_manager import MockManager
+from skerry.serverless.fixed_ranks_manager import MockManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def train(rendezvous: ObjectStoreAllReduce, task: Callable[[int, int], Task], op
                 print(f"round {(step + 1) // every} of {options.rounds}: loss {loss.item():.6f}", flush=True)  # noqa: T201  the log of a job
     if manager.is_leader():
         data = to_safetensors({name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()})
-        script_files.save(open_store(rendezvous.uri), rendezvous.slot, options.rounds, MODEL, data)
+        files_saved_by_script.save(open_store(rendezvous.uri), rendezvous.slot, options.rounds, MODEL, data)
 
 
 def share_weights(manager: MockManager, model: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ from tests.infra.runs import skerry, write_spec
 from tests.kit.managers import begin_run
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.script_files import save
+from skerry.runtime.log.files_saved_by_script import save
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import logging
 
 from skerry.infra.cli import event_text
 from skerry.infra.local.up_destroy_events import LogLines
-from skerry.runtime import events
+from skerry.runtime import structured_logging
 
 
 def logged(level: str, message: str) -> str:
     record = logging.makeLogRecord({"levelname": level, "msg": message})
-    return logging.Formatter(events.line_format("a-0")).format(record)
+    return logging.Formatter(structured_logging.line_format("a-0")).format(record)
 
 
 def test_events_below_a_warning_are_shown_only_with_verbose() -> None:

@@ -27,7 +27,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution
 from skerry.runtime.protocol.exchange import ContributionDraft
 from skerry.runtime.store.directory import DirectoryStore
-from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_SLICES, Index, TensorSpec
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, MAX_SLICES, Index, TensorSpec
 from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:

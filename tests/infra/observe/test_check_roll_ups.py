@@ -16,7 +16,7 @@ from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RecordedRound
+from skerry.runtime.log.summarize_round import RecordedRound
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.records import Member
 from skerry.runtime.log.roll_up import ROUNDS, RollUp
-from skerry.runtime.log.round_summary import RecordedRound
+from skerry.runtime.log.summarize_round import RecordedRound
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:

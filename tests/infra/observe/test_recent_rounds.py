@@ -14,7 +14,7 @@ from skerry.infra.observe.recent_rounds import LOSS_POINTS, loss_curve, marks, r
 from skerry.infra.observe.run_events import run_events
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.log.records import Telemetry
-from skerry.runtime.log.round_summary import Part, ReplicaRound, RoundHistory
+from skerry.runtime.log.summarize_round import Part, ReplicaRound, RoundHistory
 
 
 def replica(slot: str, part: Part = "trained", incarnation: int | None = 0, **changes: object) -> ReplicaRound:

@@ -15,11 +15,11 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_view import ReplicaView, RunView
 from skerry.infra.report.build_facts import Sources, build_facts
 from skerry.runtime.log.records import Telemetry
-from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
+from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 if TYPE_CHECKING:
     from skerry.infra.report.facts import ReportFacts
-    from skerry.runtime.log.round_summary import Part
+    from skerry.runtime.log.summarize_round import Part
 
 BEGAN = 1_772_674_200.0
 ROUND_S = 20.0

@@ -14,12 +14,12 @@ from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Software, Telemetry
-from skerry.runtime.log.round_summary import EXPOSED
 from skerry.runtime.log.run_record import Settings
+from skerry.runtime.log.summarize_round import EXPOSED
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Outcome
-    from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 
 def points(*values: float) -> list[Point]:

@@ -23,7 +23,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
 from skerry.runtime.tensors.payload_encoder import byte_view
 
 FIELDS = {

@@ -11,7 +11,7 @@ from tests.kit.stores import HookedStore
 
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_closed_rounds, read_roll_up
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RecordedRound
+from skerry.runtime.log.summarize_round import RecordedRound
 
 SLOTS = ("r-0", "r-1", "r-2")
 # Two roll-ups: of the first hundred rounds, and of the last ones of the run.

@@ -25,7 +25,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_roll_up
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RecordedRound
+from skerry.runtime.log.summarize_round import RecordedRound
 from skerry.runtime.store import open_store
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore

@@ -17,8 +17,8 @@ from tests.support.container import hardware as machine
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.check import Link, warnings_of
-from skerry.runtime.container.cloud_identity import CloudIdentity, identify
 from skerry.runtime.container.hardware import Gpu, Hardware, Torch, usable_cores
+from skerry.runtime.container.identify_cloud_account import CloudIdentity, identify
 from skerry.runtime.container.privileges import find_user
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_signature import AwsKeys, signed_headers

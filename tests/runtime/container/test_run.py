@@ -21,7 +21,7 @@ from tests.support.container import ROOT, ContainerStarts, Signpost, batch, clea
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.container.code_archive import unpack
-from skerry.runtime.container.job_environment import Job, ReplicaSettings, detect_job, read_settings, resolve_contract
+from skerry.runtime.container.identify_replica import Job, ReplicaSettings, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.run import PERMISSIONS_TIMEOUT_S, command_of, read_run_with_new_permissions
 from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys

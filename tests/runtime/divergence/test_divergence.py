@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tests.kit.divergence import Harm
 
     from skerry.runtime.checkpointing.divergence import Diagnosis
-    from skerry.runtime.checkpointing.recorder import LogPosition
+    from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import LogPosition
 
 # The difference between two states.
 

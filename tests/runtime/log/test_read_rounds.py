@@ -11,7 +11,7 @@ from tests.kit.stores import CountingStore
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, cover, find_closed, list_roll_ups, read_closed_rounds
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RecordedRound, RoundHistory
+from skerry.runtime.log.summarize_round import RecordedRound, RoundHistory
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.kit.records import commit
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.log.read_software import read_software
+from skerry.runtime.log.installed_versions import read_software
 from skerry.runtime.log.records import (
     GENESIS,
     MAX_RECORD_BYTES,

@@ -16,7 +16,7 @@ from skerry.runtime.log import keys, roll_up
 from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.records import Telemetry
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RecordedRound, ReplicaRound, RoundHistory
+from skerry.runtime.log.summarize_round import RecordedRound, ReplicaRound, RoundHistory
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.budget import Budget, SpentError
-from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.keeper import is_due, turn_of
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 

@@ -23,7 +23,7 @@ from tests.kit.stores import HookedStore, flip
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
-from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys

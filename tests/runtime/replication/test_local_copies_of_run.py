@@ -12,7 +12,7 @@ from tests.kit.managers import Island, begin_run
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.run_record import PeerCopies
-from skerry.runtime.replication.local_checkpoints import LocalCopies
+from skerry.runtime.replication.local_and_peer_checkpoints import LocalCopies
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:

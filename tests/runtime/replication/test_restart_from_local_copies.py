@@ -15,7 +15,7 @@ from tests.kit.stores import ReadRecorder
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.log import keys
-from skerry.runtime.replication.local_checkpoints import LocalCopies
+from skerry.runtime.replication.local_and_peer_checkpoints import LocalCopies
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 

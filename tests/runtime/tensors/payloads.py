@@ -11,7 +11,7 @@ import xxhash
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Part
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors.byte_layout import Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import Encoder, spec_of
 from skerry.runtime.tensors.reduce import Source
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.runtime.store.interface import Profile, Span
-    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.byte_layout import Codec, Op
 
     Spoil: TypeAlias = Callable[[int, str, Span | None, memoryview], int | None]
 

@@ -11,8 +11,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skerry.runtime.tensors.byte_layout import ITEM_BYTES, WIRE_TYPES
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS, DEVICE_FORMATS
-from skerry.runtime.tensors.layout import ITEM_BYTES, WIRE_TYPES
 
 if TYPE_CHECKING:
     from skerry.runtime.tensors.codecs.blocks import BlockFormat, WireFormat

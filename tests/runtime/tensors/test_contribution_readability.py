@@ -16,7 +16,7 @@ from skerry.runtime.tensors.contribution_readability import find_fault
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Contribution
-    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.byte_layout import Index
 
 
 @pytest.fixture

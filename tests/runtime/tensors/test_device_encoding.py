@@ -12,9 +12,9 @@ from tests.runtime.tensors.payloads import index_for
 
 from skerry.runtime.errors import NotFinite
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.tensors.device_encoding import begin_encoding
 from skerry.runtime.tensors.payload_encoder import Encoder, encode
+from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Codec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors go the way of a device's."""
-    monkeypatch.setattr("skerry.runtime.tensors.contribution_tensors.encodes_on", lambda _: True)
+    monkeypatch.setattr("skerry.runtime.tensors.tensors_sent_together.encodes_on", lambda _: True)
 
 
 def batch_of(codec: Codec, *tensors: torch.Tensor, quantize: tuple[bool, ...] | None = None) -> TensorBatch:
@@ -76,7 +76,7 @@ def test_replica_that_encodes_on_its_device_gets_the_same_bits(monkeypatch: pyte
     managers = [manager_of(store, slot, codec="int8") for slot in "ab"]
     tensors = [torch.randn(20_000, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr("skerry.runtime.tensors.contribution_tensors.encodes_on", lambda _: next(devices))
+        patch.setattr("skerry.runtime.tensors.tensors_sent_together.encodes_on", lambda _: next(devices))
         assert all(together([lambda m=m, t=t: exchange(m, t) for m, t in zip(managers, tensors, strict=True)]))
     assert torch.equal(*tensors)
     assert next(devices, None) is None

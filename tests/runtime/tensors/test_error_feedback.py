@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.byte_layout import Index
 from skerry.runtime.tensors.error_feedback import DECAY, ErrorFeedback
-from skerry.runtime.tensors.layout import Index
 from skerry.runtime.tensors.payload_encoder import Encoded, encode, spec_of
-from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.reduce import Source, average
+from skerry.runtime.tensors.sum_by_pieces import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.runtime.tensors.payloads import FLOATS, filled, index_for
 
 from skerry.runtime.errors import Invalid, NotFinite
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, CODECS, ITEM_BYTES, Index, TensorSpec
 from skerry.runtime.tensors.codecs.elements import cast, widen
-from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, ITEM_BYTES, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, dtype_name, encode, is_finite
 from skerry.runtime.tensors.payload_format import read_header
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Part
-    from skerry.runtime.tensors.layout import Codec
+    from skerry.runtime.tensors.byte_layout import Codec
     from skerry.runtime.tensors.payload_encoder import Encoded
 
 SPECS = st.lists(

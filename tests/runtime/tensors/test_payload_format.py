@@ -17,7 +17,7 @@ from tests.runtime.tensors.payloads import resealed
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log.records import Part
 from skerry.runtime.tensors import payload_format
-from skerry.runtime.tensors.layout import (
+from skerry.runtime.tensors.byte_layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     MAX_DIMS,

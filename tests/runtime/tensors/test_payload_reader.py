@@ -12,7 +12,7 @@ from tests.runtime.tensors.payloads import BusyStore, flipping, index_for, publi
 
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
-from skerry.runtime.tensors.layout import BLOCK_BYTES
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:

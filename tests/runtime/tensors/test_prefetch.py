@@ -12,9 +12,9 @@ from tests.runtime.tensors.payloads import BusyStore, flipping, index_for, publi
 
 from skerry.runtime.log import keys
 from skerry.runtime.tensors import prefetch
-from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
 from skerry.runtime.tensors.reduce import Source, average
+from skerry.runtime.tensors.sum_by_pieces import Workspace
 
 if TYPE_CHECKING:
     import pytest

@@ -18,18 +18,18 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
-from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
 from skerry.runtime.tensors.payload_encoder import byte_view, encode
-from skerry.runtime.tensors.piece_sums import FEW_TENSORS, Workspace
 from skerry.runtime.tensors.reduce import average
+from skerry.runtime.tensors.sum_by_pieces import FEW_TENSORS, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from skerry.runtime.store.interface import Store
-    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.byte_layout import Codec, Op
     from skerry.runtime.tensors.reduce import AverageResult, Source
 
 Rows: TypeAlias = "Sequence[Sequence[torch.Tensor]]"

@@ -120,7 +120,7 @@ def test_checkpoint_of_another_model_is_refused_by_name(store: MemoryStore) -> N
 
 
 def test_catch_up_outside_a_wrapper_raises_invalid(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skerry.runtime.training.log_follower._EMPTY_STEPS", 10)
+    monkeypatch.setattr("skerry.runtime.training.catch_up_with_log._EMPTY_STEPS", 10)
     Island(store, "a", minimum=1, checkpoint_every=100).train(2)
     late = Island(store, "b", minimum=1)
     with pytest.raises(Invalid, match="inside `with DiLoCo"):

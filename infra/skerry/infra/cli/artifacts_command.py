@@ -21,7 +21,7 @@ from skerry.infra.cli.common import (
 )
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.script_files import Artifact, fetch, list_artifacts
+from skerry.runtime.log.files_saved_by_script import Artifact, fetch, list_artifacts
 from skerry.runtime.output_file import check_output
 from skerry.runtime.store import open_store
 

@@ -24,7 +24,7 @@ from skerry.infra.local.up_destroy_events import (
     UntrackedProcess,
 )
 from skerry.infra.run.restart_policy import ReplicaFate
-from skerry.runtime.events import level_of
+from skerry.runtime.structured_logging import level_of
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 

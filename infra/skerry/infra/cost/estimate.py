@@ -17,7 +17,7 @@ from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import MAKERS_SHARE
 from skerry.runtime.log.run_record import codec_for
-from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
+from skerry.runtime.tensors.byte_layout import BLOCKS, WIRE_TYPES
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 
 if TYPE_CHECKING:

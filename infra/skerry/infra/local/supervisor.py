@@ -40,8 +40,8 @@ from skerry.infra.run.restart_policy import (
 from skerry.runtime.clock import Backoff
 from skerry.runtime.contract import STOP_BUDGET_S
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.events import level_of
 from skerry.runtime.log.keys import slot_order
+from skerry.runtime.structured_logging import level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

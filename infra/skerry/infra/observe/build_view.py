@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from skerry.infra.observe.history import Start
     from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt
-    from skerry.runtime.log.round_summary import RoundHistory
     from skerry.runtime.log.run_record import Run
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 
 # Replicas send a heartbeat at least every five seconds; after a longer silence the process hangs, or is dead.

@@ -13,14 +13,14 @@ from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
-from skerry.runtime.log.round_summary import RoundRecords, summarize_round
+from skerry.runtime.log.summarize_round import RoundRecords, summarize_round
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from skerry.runtime.log.round_summary import RoundHistory
     from skerry.runtime.log.run_record import Run
+    from skerry.runtime.log.summarize_round import RoundHistory
     from skerry.runtime.store import Entry, Store
 
 R = TypeVar("R", Contribution, Decision, Receipt)

@@ -16,8 +16,8 @@ from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import read_closed_rounds
 from skerry.runtime.log.records import Contribution, Decision, Receipt
-from skerry.runtime.log.round_summary import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
 from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.summarize_round import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

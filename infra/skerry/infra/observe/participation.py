@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.doctor.read_log import RunRecords
     from skerry.infra.observe.history import Start
     from skerry.runtime.log.records import Heartbeat, Outcome
-    from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
+    from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 # A single round that ended early is the price of a slow step or of an evaluation; more than this is a pattern.
 _OFTEN: Final = 3

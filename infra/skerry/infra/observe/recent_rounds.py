@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_totals import mean_loss
 from skerry.infra.observe.run_view import RoundView
-from skerry.runtime.log.round_summary import EXPOSED
+from skerry.runtime.log.summarize_round import EXPOSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.infra.observe.history import Start
     from skerry.infra.observe.run_view import Mark
-    from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
+    from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 RECENT: Final = 64
 """Rounds of the strips: more than a screen has columns for."""

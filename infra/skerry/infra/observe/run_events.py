@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.observe.history import Start
     from skerry.infra.observe.run_view import RoundView
-    from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
+    from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 EVENTS: Final = 40
 """Events of a view: more than a screen has lines for."""

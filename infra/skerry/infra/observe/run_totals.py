@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 
 @dataclass(kw_only=True)

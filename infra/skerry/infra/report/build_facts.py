@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import ReplicaView, RoundView, RunView
     from skerry.infra.report.facts import State
-    from skerry.runtime.log.round_summary import RoundHistory
     from skerry.runtime.log.run_record import Run, Settings
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 # A page with more charts is no overview; the export has all of them.
 _METRICS: Final = 24

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.report.facts import Trend
     from skerry.runtime.log.records import Telemetry
-    from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 LEARNING_RATE: Final = "learning rate"
 GRADIENT_NORM: Final = "gradient norm"

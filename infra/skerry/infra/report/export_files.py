@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.observe.history import RunHistory
-    from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
+    from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 COLUMNS: Final = (
     *("round", "closed_at", "replica", "part", "share", "start"),

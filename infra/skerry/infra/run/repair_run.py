@@ -15,7 +15,7 @@ from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.mirrors.mend import Copies, mend

@@ -15,7 +15,7 @@ from skerry.infra.run.source_checkpoint import find_source
 from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import check_lives_here, read_elsewhere
+from skerry.runtime.log.find_moved_run import check_lives_here, read_elsewhere
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings, PeerCopies, Run
 from skerry.runtime.mirrors.ballots import read_verdict
 from skerry.runtime.store import open_store

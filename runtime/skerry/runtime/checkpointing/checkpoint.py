@@ -25,9 +25,9 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_RECORD_BYTES, CheckpointManifest, Shard
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES
 from skerry.runtime.tensors.host_copies import copies_on_host, on_host
-from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
 from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.tensors.payload_format import index_from_headers
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request

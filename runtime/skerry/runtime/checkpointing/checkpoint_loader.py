@@ -10,15 +10,15 @@ from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
 from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest, Record, Work
 from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from skerry.runtime.checkpointing.near_copies import NearCopies
+    from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.ranks.interface import Channel

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     import threading

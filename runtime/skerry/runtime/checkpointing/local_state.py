@@ -22,17 +22,17 @@ from skerry.runtime.checkpointing.log_position import is_due
 from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.ranks.interface import SingleRank
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.tensors.dtensor import collect_meshes, pack_shards, tensors_behind, unpack_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from skerry.runtime.checkpointing.local_copies_interface import NearCopies, NearCopy
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.checkpointing.near_copies import NearCopies, NearCopy
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence

@@ -17,7 +17,7 @@ from skerry.runtime.log.records import Receipt, Record, Scope, Xxh128
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-    from skerry.runtime.log.recent_records import RecentRecords
+    from skerry.runtime.log.recent_records_cache import RecentRecords
     from skerry.runtime.store import Store
 
 V = TypeVar("V", bound="Hashable")

@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups
 from skerry.runtime.log.roll_up import MAX_BYTES, ROUNDS, RollUp
-from skerry.runtime.log.round_summary import RecordedRound
+from skerry.runtime.log.summarize_round import RecordedRound
 from skerry.runtime.store.retrying import apart
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

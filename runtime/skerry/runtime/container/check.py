@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.container import hardware
-from skerry.runtime.container.cloud_identity import CloudIdentity, identify
-from skerry.runtime.container.job_environment import ML, detect_job
+from skerry.runtime.container.identify_cloud_account import CloudIdentity, identify
+from skerry.runtime.container.identify_replica import ML, detect_job
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run

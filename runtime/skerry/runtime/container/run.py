@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.container import hardware
 from skerry.runtime.container.code_archive import fetch
+from skerry.runtime.container.failover_watch import StoreWatch, follow_verdict
+from skerry.runtime.container.identify_replica import ML, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.identity_token import write_token_file
-from skerry.runtime.container.job_environment import ML, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.outcome import (
     OUT_OF_TIME,
     ExitDecision,
@@ -34,11 +35,10 @@ from skerry.runtime.container.outcome import (
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 from skerry.runtime.container.secrets import fetch_secrets
-from skerry.runtime.container.store_watch import StoreWatch, follow_verdict
 from skerry.runtime.contract import CODE, FAILOVER, STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.log.installed_versions import read_software
 from skerry.runtime.log.log import RunLog, read_run
-from skerry.runtime.log.read_software import read_software
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.store import open_store
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.container.job_environment import Job, ReplicaSettings
+    from skerry.runtime.container.identify_replica import Job, ReplicaSettings
     from skerry.runtime.contract import Contract
     from skerry.runtime.log.records import Outcome
     from skerry.runtime.log.run_record import Run

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import check_lives_here
-from skerry.runtime.log.recent_records import RecentRecords
+from skerry.runtime.log.find_moved_run import check_lives_here
+from skerry.runtime.log.recent_records_cache import RecentRecords
 from skerry.runtime.log.records import (
     GENESIS,
     MAX_RECORD_BYTES,

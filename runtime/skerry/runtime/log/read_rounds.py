@@ -15,15 +15,15 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_RECORD_BYTES, Commit, Contribution, Decision, Receipt, digest_of
 from skerry.runtime.log.roll_up import MAX_BYTES, RollUp
-from skerry.runtime.log.round_summary import RoundRecords, summarize_round
+from skerry.runtime.log.summarize_round import RoundRecords, summarize_round
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.runtime.log.recent_records import RecentRecords
-    from skerry.runtime.log.round_summary import RoundHistory
+    from skerry.runtime.log.recent_records_cache import RecentRecords
+    from skerry.runtime.log.summarize_round import RoundHistory
     from skerry.runtime.store import Entry, Store
 
 _Kind: TypeAlias = type[Commit | Decision | Contribution | Receipt]

@@ -29,7 +29,7 @@ from skerry.runtime.log.records import (
     Sha256,
     Telemetry,
 )
-from skerry.runtime.log.round_summary import Part, RecordedRound, ReplicaRound, RoundHistory
+from skerry.runtime.log.summarize_round import Part, RecordedRound, ReplicaRound, RoundHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

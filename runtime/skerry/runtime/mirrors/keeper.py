@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.events import emit
 from skerry.runtime.log.records import MirrorState
 from skerry.runtime.mirrors.budget import Budget, SpentError
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store.retrying import apart
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
-from skerry.runtime.log.recent_records import RecentRecords
+from skerry.runtime.log.recent_records_cache import RecentRecords
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import has_votes

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part, makers_in
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     import threading

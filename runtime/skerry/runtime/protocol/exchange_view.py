@@ -9,11 +9,11 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.protocol.quorum import WORKING, ExchangeState, Observation, ObservedContribution, Policy
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import check_lives_here
+from skerry.runtime.log.find_moved_run import check_lives_here
 from skerry.runtime.log.log import read_record_bytes
 from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase, digest_of
 from skerry.runtime.protocol.quorum import ObservedHeartbeat, is_live
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -23,11 +23,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from skerry.runtime import errors
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
-from skerry.runtime.events import emit
 from skerry.runtime.log.records import Count, Name, Nonce, Record
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
 from skerry.runtime.ranks.interface import CHANNELS, RankLost, SingleRank
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

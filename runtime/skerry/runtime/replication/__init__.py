@@ -21,20 +21,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from skerry.runtime.replication.group import GroupWrapper
-    from skerry.runtime.replication.plans import (
+    from skerry.runtime.replication.copy_placement import (
         ExchangePlan,
         ExchangePlanEntry,
         NoReplicasAvailableError,
         parse_group_sequence,
     )
-    from skerry.runtime.replication.state_dict import BasicTensorAwareStateDict, TensorAwareStateDict
-    from skerry.runtime.replication.strategies import (
+    from skerry.runtime.replication.copy_strategies import (
         CliqueReplicationStrategy,
         LazyCliqueReplicationStrategy,
         LazyReplicationStrategyBuilder,
         ReplicationStrategy,
     )
+    from skerry.runtime.replication.exchange_between_ranks import GroupWrapper
+    from skerry.runtime.replication.tensors_of_state_dict import BasicTensorAwareStateDict, TensorAwareStateDict
 
 __all__ = [
     "BasicTensorAwareStateDict",

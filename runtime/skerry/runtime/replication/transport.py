@@ -16,7 +16,7 @@ import torch.distributed as dist
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.ranks.interface import RankLost
-from skerry.runtime.replication.plans import NoReplicasAvailableError
+from skerry.runtime.replication.copy_placement import NoReplicasAvailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,11 +9,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.store.filesystem_type import mount_of
 from skerry.runtime.store.interface import FolderStore
 from skerry.runtime.store.retrying import DEADLINE_S, Retrying
 from skerry.runtime.store.validation import is_key
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

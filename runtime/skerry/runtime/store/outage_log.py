@@ -15,7 +15,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from skerry.runtime import events
+from skerry.runtime import structured_logging
 
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
@@ -91,7 +91,7 @@ class OutageTracker:
                 return
             retries = self._retries
         fields = {"uri": self._uri, "verb": verb, "key": key, "waited_s": waited_s, "retries": retries}
-        events.emit("store_recovered", fields)
+        structured_logging.emit("store_recovered", fields)
 
     def record_abort(self) -> None:
         """A call that was being retried is aborted, which does not end the outage."""
@@ -125,4 +125,4 @@ class OutageTracker:
                 "waited_s": 0.0 if self._began_at is None else now - self._began_at,
                 "retries": self._retries,
             }
-        events.emit("store_retry", fields, level=level)
+        structured_logging.emit("store_retry", fields, level=level)

@@ -13,7 +13,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.store.retrying import read_existing
-from skerry.runtime.tensors.layout import Codec, Index, Layout
+from skerry.runtime.tensors.byte_layout import Codec, Index, Layout
 from skerry.runtime.tensors.payload_format import check_header_size, check_parts, index_from_headers, read_header
 from skerry.runtime.tensors.payload_reader import REPEATS
 

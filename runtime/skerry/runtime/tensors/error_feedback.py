@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from skerry.runtime.tensors.byte_layout import BLOCKS
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.codecs.elements import CALL_ELEMENTS
-from skerry.runtime.tensors.layout import BLOCKS
 from skerry.runtime.tensors.payload_encoder import flat_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.runtime.log.records import Part
-    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
 
 DECAY: Final = 0.95

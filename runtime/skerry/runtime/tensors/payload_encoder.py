@@ -19,9 +19,7 @@ import torch
 import xxhash
 
 from skerry.runtime.errors import Invalid, NotFinite
-from skerry.runtime.tensors.codecs import BLOCK_FORMATS
-from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast
-from skerry.runtime.tensors.layout import (
+from skerry.runtime.tensors.byte_layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -32,6 +30,8 @@ from skerry.runtime.tensors.layout import (
     Slice,
     TensorSpec,
 )
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast
 from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pydantic import FailFast, Field
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log.records import Count, Part, Record, Xxh128
-from skerry.runtime.tensors.layout import (
+from skerry.runtime.tensors.byte_layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     MAX_PARTS,

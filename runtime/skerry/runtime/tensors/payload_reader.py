@@ -18,7 +18,7 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.retrying import read_existing
-from skerry.runtime.tensors.layout import BLOCK_BYTES
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
 from skerry.runtime.tensors.payload_format import Header, check_header_size, read_header
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.log.records import Part
     from skerry.runtime.store.interface import Store
-    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.byte_layout import Index
 
 REPEATS: Final = 2
 """Repeated reads repair a damaged transfer; they do not repair an object that is damaged in the store."""

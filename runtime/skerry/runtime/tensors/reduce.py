@@ -20,12 +20,12 @@ import numpy as np
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, Index
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES
-from skerry.runtime.tensors.layout import BLOCK_BYTES, Index
 from skerry.runtime.tensors.payload_encoder import Encoded, check_tensors
 from skerry.runtime.tensors.payload_format import check_parts
 from skerry.runtime.tensors.payload_reader import RemotePayload, Request
-from skerry.runtime.tensors.piece_sums import Piece, Reduction, Workspace, plan_of
+from skerry.runtime.tensors.sum_by_pieces import Piece, Reduction, Workspace, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Corrupt
-from skerry.runtime.events import emit
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.parallel import BackgroundRequests, RequestWindow
-from skerry.runtime.tensors.recompute import sample_of
+from skerry.runtime.structured_logging import emit
+from skerry.runtime.tensors.recompute_averages import sample_of
 from skerry.runtime.tensors.reduce import AverageResult, Reducer
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.store.interface import Store
-    from skerry.runtime.tensors.layout import Index
-    from skerry.runtime.tensors.piece_sums import Workspace
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.reduce import Sample, Source
+    from skerry.runtime.tensors.sum_by_pieces import Workspace
 
 POLL_S: Final = 0.05
 """Seconds between two looks for units, at most: they follow one another, and a look is one request for each maker."""

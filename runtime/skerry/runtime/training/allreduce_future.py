@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from skerry.runtime.tensors.layout import Op
+    from skerry.runtime.tensors.byte_layout import Op
 
 _OPS: dict[Any, Op] = {
     ReduceOp.AVG: "avg",

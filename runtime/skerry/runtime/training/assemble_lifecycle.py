@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing.local_state import PrivateState
-from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.tensors.error_feedback import STATE
+from skerry.runtime.training.catch_up_with_log import LogFollower
 from skerry.runtime.training.early_round_end_check import StragglerMonitor
-from skerry.runtime.training.evaluation_pause import Evaluations
+from skerry.runtime.training.evaluation_timing import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
-from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round_store import PartialRoundStore
 from skerry.runtime.training.round_runner import RoundRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.runtime.checkpointing.near_copies import NearCopies
+    from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
 

@@ -13,22 +13,22 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.errors import Corrupt, Invalid, NotFinite
-from skerry.runtime.events import emit
 from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.tensors.contribution_readability import (
     MAX_HEADERS,
     find_fault,
     find_fault_without_index,
 )
 from skerry.runtime.tensors.error_feedback import ErrorFeedback
-from skerry.runtime.tensors.piece_sums import Workspace
 from skerry.runtime.tensors.prefetch import Prefetch
-from skerry.runtime.tensors.recompute import spot_check
+from skerry.runtime.tensors.recompute_averages import spot_check
 from skerry.runtime.tensors.reduce import Source, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
+from skerry.runtime.tensors.sum_by_pieces import Workspace
 from skerry.runtime.training.contribution_writer import ContributionWriter
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence, WorkMonitor
     from skerry.runtime.ranks.interface import Channel
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
-    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
     from skerry.runtime.training.contribution_writer import Send
     from skerry.runtime.training.work_counter import Trained
 

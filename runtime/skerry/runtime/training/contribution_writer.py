@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.store.interface import Store
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.device_encoding import EncodedTensor
-    from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.training.work_counter import Trained
 

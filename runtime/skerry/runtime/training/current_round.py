@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.store.retrying import Usage
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
     from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.work_counter import WorkCounter
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from skerry.runtime.errors import Retryable
-from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Record
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy, Evaluation
 
 if TYPE_CHECKING:

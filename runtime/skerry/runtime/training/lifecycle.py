@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Invalid, Retryable, RunFinished
-from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.ranks.interface import RankLost
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.records import Phase, Scope
-    from skerry.runtime.tensors.layout import Op
+    from skerry.runtime.tensors.byte_layout import Op
+    from skerry.runtime.training.catch_up_with_log import LogFollower
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_round_end_check import StragglerMonitor
-    from skerry.runtime.training.evaluation_pause import Evaluations
-    from skerry.runtime.training.log_follower import LogFollower
+    from skerry.runtime.training.evaluation_timing import Evaluations
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.round_runner import RoundRunner
 

@@ -26,8 +26,8 @@ from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
-from skerry.runtime.tensors.contribution_tensors import TensorBatch
-from skerry.runtime.tensors.layout import Index
+from skerry.runtime.tensors.byte_layout import Index
+from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 from skerry.runtime.training.contribute_and_average import Averager
 
 if TYPE_CHECKING:

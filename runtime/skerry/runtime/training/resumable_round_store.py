@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.resumable_round import PartialRound
 from skerry.runtime.training.work_counter import WorkAmount, WorkCounter
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor, Future
 
+    from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.checkpointing.near_copies import NearCopies
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence

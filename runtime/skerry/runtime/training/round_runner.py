@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Moved, Retryable, RunFinished, Unauthorized
-from skerry.runtime.events import emit
-from skerry.runtime.log.round_summary import EXPOSED
+from skerry.runtime.log.summarize_round import EXPOSED
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.ranks.interface import RankLost
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.current_round import CurrentRound
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.log.records import Decision
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
-    from skerry.runtime.tensors.layout import Op
+    from skerry.runtime.tensors.byte_layout import Op
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
+    from skerry.runtime.training.catch_up_with_log import LogFollower
     from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.current_round import OpenExchange
-    from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.resumable_round import PartialRound
 

@@ -21,7 +21,7 @@ from tests.support.gcsserver import GcsServer
 from tests.support.s3server import Request, Response, S3Server, refusal
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
-from skerry.runtime.container.cloud_identity import identify
+from skerry.runtime.container.identify_cloud_account import identify
 from skerry.runtime.errors import Unauthorized
 from skerry.runtime.store import open_store
 from skerry.runtime.store.credentials.aws_from_google import IDENTITY_PATH, AwsFromGoogle, aws_from_google

@@ -17,7 +17,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.store import Span
-from skerry.runtime.tensors.layout import BLOCK_BYTES
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
 from skerry.runtime.tensors.payload_format import check_header_size, index_from_headers
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 

@@ -15,14 +15,14 @@ from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_roll_ups, read_roll_up
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_summary import RoundRecords
+from skerry.runtime.log.summarize_round import RoundRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.runtime.log.round_summary import RecordedRound
+    from skerry.runtime.log.summarize_round import RecordedRound
     from skerry.runtime.store import Store
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Commit, Contribution, Decision, Record, digest_of
 from skerry.runtime.log.run_record import Run

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from skerry.runtime.tensors.layout import WireType
+    from skerry.runtime.tensors.byte_layout import WireType
 
 Array: TypeAlias = "npt.NDArray[Any]"
 

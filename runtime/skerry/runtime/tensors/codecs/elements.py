@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from skerry.runtime.tensors.layout import ITEM_BYTES
+from skerry.runtime.tensors.byte_layout import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from skerry.runtime.tensors.byte_layout import WIRE_TYPES
 from skerry.runtime.tensors.codecs.blocks import MIN_SCALE, BlockFormat, device_magnitude, magnitude
-from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
     from skerry.runtime.tensors.codecs.blocks import Array

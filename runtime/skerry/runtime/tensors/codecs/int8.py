@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from skerry.runtime.tensors.byte_layout import WIRE_TYPES
 from skerry.runtime.tensors.codecs.blocks import ROUND, BlockFormat, linear_device_scale, linear_scale
-from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
     from skerry.runtime.tensors.codecs.blocks import Array

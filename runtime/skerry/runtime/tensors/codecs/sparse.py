@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from skerry.runtime.tensors.byte_layout import WIRE_TYPES
 from skerry.runtime.tensors.codecs.blocks import MIN_SCALE, exact_limit, read_scales, write_scales
 from skerry.runtime.tensors.codecs.elements import cast
-from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
+    from skerry.runtime.tensors.byte_layout import WireType
     from skerry.runtime.tensors.codecs.blocks import Array
-    from skerry.runtime.tensors.layout import WireType
 
 KEPT: Final = 100
 _QUARTER: Final = KEPT // 4

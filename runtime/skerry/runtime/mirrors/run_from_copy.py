@@ -13,7 +13,7 @@ import xxhash
 
 from skerry.runtime.errors import Conflict, Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import read_record_bytes, read_run
 from skerry.runtime.log.records import (
     GENESIS,

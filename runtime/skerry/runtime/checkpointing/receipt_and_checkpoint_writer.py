@@ -18,17 +18,17 @@ from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.checkpointing.warm_start import read_initial_model
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_REASON, Count, Receipt, Record, Scope, Telemetry, Xxh128
 from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
-    from skerry.runtime.checkpointing.near_copies import NearCopies
+    from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog

@@ -18,13 +18,13 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings, Run, Verdict, majority
 from skerry.runtime.mirrors import ballots as ballots_module
 from skerry.runtime.mirrors.ballots import Ballots, has_votes, read_verdict
-from skerry.runtime.mirrors.failover import Failover
+from skerry.runtime.mirrors.failover_vote import Failover
 from skerry.runtime.mirrors.restorable import Cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from skerry.runtime.mirrors.failover import Next
+    from skerry.runtime.mirrors.failover_vote import Next
     from skerry.runtime.store import Store
 
 MIRROR, FORK, AFTER_S = "memory://mirror/run", "memory://mirror/run-failover", 60.0

@@ -7,7 +7,7 @@ import torch
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.replication import BasicTensorAwareStateDict
-from skerry.runtime.replication.flat import SMALL, flatten, seal_of, unflatten
+from skerry.runtime.replication.flat_buffers import SMALL, flatten, seal_of, unflatten
 
 DTYPES = [
     *(

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch.distributed as dist
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.replication.group import DEADLINE, GroupWrapper, attempt, gather, pack, phase_of
-from skerry.runtime.replication.plans import (
+from skerry.runtime.replication.copy_placement import (
     ExchangePlan,
     NoReplicasAvailableError,
     parse_group_sequence,
     plan_exchange,
 )
+from skerry.runtime.replication.exchange_between_ranks import DEADLINE, GroupWrapper, attempt, gather, pack, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.replication.plans import Available
-    from skerry.runtime.replication.state_dict import TensorAwareStateDict
+    from skerry.runtime.replication.copy_placement import Available
+    from skerry.runtime.replication.tensors_of_state_dict import TensorAwareStateDict
 
 E = TypeVar("E", bound="ReplicationStrategy")
 

@@ -14,8 +14,8 @@ from skerry.runtime.errors import Conflict, Corrupt, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Elsewhere, Verdict
-from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork
 
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock

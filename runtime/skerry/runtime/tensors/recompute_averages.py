@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from skerry.runtime.errors import Corrupt, SkerryError
-from skerry.runtime.events import emit
 from skerry.runtime.store.retrying import apart
+from skerry.runtime.structured_logging import emit
+from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES
-from skerry.runtime.tensors.layout import BLOCK_BYTES
-from skerry.runtime.tensors.piece_sums import Workspace, plan_of
 from skerry.runtime.tensors.reduce import Reducer, Sample, average
 from skerry.runtime.tensors.reduced_unit import UnitName, unseal
+from skerry.runtime.tensors.sum_by_pieces import Workspace, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.runtime.store.interface import Store
-    from skerry.runtime.tensors.layout import Index
-    from skerry.runtime.tensors.piece_sums import Piece, Reduction
+    from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.reduce import Source
+    from skerry.runtime.tensors.sum_by_pieces import Piece, Reduction
 
 _CALL_S: Final = 10.0
 """A spot check waits no longer for one request: the receipt is written after it."""

@@ -18,7 +18,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.ranks.interface import Address, SingleRank
 from skerry.runtime.ranks.tcpstore import join_group
-from skerry.runtime.replication.local_checkpoints import LocalCheckpoints, LocalCopies
+from skerry.runtime.replication.local_and_peer_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.replication.transport import Phase
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from skerry.runtime.errors import Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
-from skerry.runtime.mirrors.failover import Failover, go_on, mark_moved
+from skerry.runtime.mirrors.failover_vote import Failover, go_on, mark_moved
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 

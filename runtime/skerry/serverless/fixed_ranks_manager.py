@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.allreduce import ObjectStoreAllReduce
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
 
 
 class Count(int):

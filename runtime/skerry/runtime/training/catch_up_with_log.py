@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.roll_up_writer import RollUpWriter
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
-from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.mirrors.keeper import MirrorKeeper
+from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.resumable_round import PartialRound
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints, UnreadableRound
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.local_state import PrivateState
     from skerry.runtime.checkpointing.log_position import RoundFacts
-    from skerry.runtime.checkpointing.recorder import Recorder
+    from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
     from skerry.runtime.log.records import Scope
     from skerry.runtime.training.current_round import CurrentRound
     from skerry.runtime.training.open_session import Session

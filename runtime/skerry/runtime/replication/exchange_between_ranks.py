@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 import torch.distributed as dist
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.replication.flat import Table, flatten, seal_of, unflatten
-from skerry.runtime.replication.plans import NoReplicasAvailableError
+from skerry.runtime.replication.copy_placement import NoReplicasAvailableError
+from skerry.runtime.replication.flat_buffers import Table, flatten, seal_of, unflatten
 from skerry.runtime.replication.transport import Phase
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.replication.plans import ExchangePlan
-    from skerry.runtime.replication.state_dict import TensorAwareStateDict
+    from skerry.runtime.replication.copy_placement import ExchangePlan
+    from skerry.runtime.replication.tensors_of_state_dict import TensorAwareStateDict
 
 T = TypeVar("T")
 

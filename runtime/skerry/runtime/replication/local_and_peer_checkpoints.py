@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.near_copies import Kind, NearCopy
+from skerry.runtime.checkpointing.local_copies_interface import Kind, NearCopy
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable, SkerryError
-from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.replication.plans import NoReplicasAvailableError
-from skerry.runtime.replication.state_dict import BasicTensorAwareStateDict
-from skerry.runtime.replication.strategies import CliqueReplicationStrategy
+from skerry.runtime.replication.copy_placement import NoReplicasAvailableError
+from skerry.runtime.replication.copy_strategies import CliqueReplicationStrategy
+from skerry.runtime.replication.tensors_of_state_dict import BasicTensorAwareStateDict
 from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import pytest
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.replication import ExchangePlan, NoReplicasAvailableError, parse_group_sequence
-from skerry.runtime.replication.plans import plan_exchange
+from skerry.runtime.replication.copy_placement import plan_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,17 +11,17 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from skerry.runtime.events import emit
 from skerry.runtime.protocol.exchange_view import ExchangeId
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor, Future
 
-    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.tensors.tensors_sent_together import TensorBatch
+    from skerry.runtime.training.catch_up_with_log import LogFollower
     from skerry.runtime.training.early_round_end_check import StragglerMonitor
-    from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.round_runner import RoundRunner
 

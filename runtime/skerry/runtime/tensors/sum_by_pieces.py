@@ -18,9 +18,9 @@ import torch
 import xxhash
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.byte_layout import ALIGNMENT, ITEM_BYTES, WIRE_TYPES, Index, Op, Slice
 from skerry.runtime.tensors.codecs import BLOCK_FORMATS
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast, widen
-from skerry.runtime.tensors.layout import ALIGNMENT, ITEM_BYTES, WIRE_TYPES, Index, Op, Slice
 from skerry.runtime.tensors.payload_encoder import byte_view, flat_view, is_plain
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.tensors.reduced_unit import HEAD_BYTES as UNIT_HEAD_BYTES

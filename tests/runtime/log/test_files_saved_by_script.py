@@ -9,8 +9,8 @@ import pytest
 from tests.kit.stores import HookedStore
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.log import keys, script_files
-from skerry.runtime.log.script_files import fetch, list_artifacts, save
+from skerry.runtime.log import files_saved_by_script, keys
+from skerry.runtime.log.files_saved_by_script import fetch, list_artifacts, save
 from skerry.runtime.store import open_store
 from skerry.runtime.store.memory import MemoryStore
 
@@ -58,8 +58,8 @@ def test_every_save_is_kept_in_order(store: Store, tmp_path: Path) -> None:
 def test_large_file_is_stored_in_parts(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(script_files, "PART_BYTES", 20)
-    monkeypatch.setattr(script_files, "_PIECE_BYTES", 7)
+    monkeypatch.setattr(files_saved_by_script, "PART_BYTES", 20)
+    monkeypatch.setattr(files_saved_by_script, "_PIECE_BYTES", 7)
     data = bytes(range(size))
     save(store, "a-0", 1, "model.bin", data)
     assert contents(store, tmp_path) == [("a-0", 1, 0, "model.bin", data)]
@@ -68,7 +68,7 @@ def test_large_file_is_stored_in_parts(
 
 
 def test_file_without_all_its_parts_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_files, "PART_BYTES", 4)
+    monkeypatch.setattr(files_saved_by_script, "PART_BYTES", 4)
     store = MemoryStore()
     saved = save(store, "a-0", 1, "model.bin", b"123456789")
     store.delete(keys.artifact("a-0", 1, 0, "model.bin", 2, 3))
@@ -101,7 +101,7 @@ def test_ranks_that_save_at_once_get_a_number_each(tmp_path: Path) -> None:
 def test_file_that_changes_while_it_is_saved_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bytes
 ) -> None:
-    monkeypatch.setattr(script_files, "PART_BYTES", 4)
+    monkeypatch.setattr(files_saved_by_script, "PART_BYTES", 4)
     path = tmp_path / "changing"
     path.write_bytes(b"12345678")
 

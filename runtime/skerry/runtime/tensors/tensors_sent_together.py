@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.byte_layout import BLOCKS, Index, TensorSpec, wire_type
 from skerry.runtime.tensors.codecs import DEVICE_FORMATS
 from skerry.runtime.tensors.device_encoding import EncodedTensor, begin_encoding, encodes_on
 from skerry.runtime.tensors.dtensor import local_shard
 from skerry.runtime.tensors.host_copies import begin_host_copy
-from skerry.runtime.tensors.layout import BLOCKS, Index, TensorSpec, wire_type
 from skerry.runtime.tensors.payload_encoder import spec_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from skerry.runtime.log.records import Layout
-    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.byte_layout import Codec, Op
 
 
 QUANTIZED: Final[Codec] = "int8"

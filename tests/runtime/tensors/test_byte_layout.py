@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.tensors.layout import (
+from skerry.runtime.tensors.byte_layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     CODECS,
@@ -22,7 +22,7 @@ from skerry.runtime.tensors.layout import (
 )
 
 if TYPE_CHECKING:
-    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.byte_layout import Codec, Op
 
 SPECS = st.lists(
     st.builds(

@@ -18,7 +18,7 @@ from tests.support.container import hardware as machine
 from skerry.runtime.container import hardware
 from skerry.runtime.container.check import warnings_of
 from skerry.runtime.container.hardware import Torch
-from skerry.runtime.container.job_environment import Job, detect_job, read_settings, resolve_contract
+from skerry.runtime.container.identify_replica import Job, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.outcome import decide_exit
 from skerry.runtime.container.process_tree import ProcessResult
 from skerry.runtime.contract import Contract, ExitCode

@@ -15,8 +15,8 @@ import torch
 import xxhash
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.byte_layout import ALIGNMENT
 from skerry.runtime.tensors.host_copies import on_host
-from skerry.runtime.tensors.layout import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
