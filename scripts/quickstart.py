@@ -20,14 +20,14 @@ from rich.console import Console
 
 from skerry.infra import targets
 from skerry.infra.cli import run_text
+from skerry.infra.cli.live_run_table import open_screen
 from skerry.infra.cli.run_screen import RunScreen
-from skerry.infra.cli.screens import open_screen
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import up
 from skerry.infra.local.destroy import destroy
 from skerry.infra.local.up_destroy_events import LogLines
 from skerry.infra.observe.digests_agree import digests_equal
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime import export
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
@@ -37,7 +37,7 @@ from skerry.runtime.log.records import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.infra.cli.screens import Screen
+    from skerry.infra.cli.live_run_table import Screen
     from skerry.infra.local.supervisor import Supervisor
     from skerry.infra.local.up_destroy_events import Event, Summary
     from skerry.infra.observe.run_view import RunView
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "infra/examples"
 RESULTS, MODEL, REPORT = ROOT / "build/quickstart", "model.pt", "run.html"
-SKERRY = (sys.executable, "-c", "from skerry.infra.cli.entry import main; main()")
+SKERRY = (sys.executable, "-c", "from skerry.infra.cli.fast_help_entry_point import main; main()")
 SAME_LOSS = 0.002
 # A round takes about three seconds; half-way is to be seen in the round in which it is.
 LOOK_S = 0.3
@@ -142,7 +142,7 @@ def main() -> int:
     overrides += [f"replicas[0].count={options.replicas}"] if options.replicas else []
     overrides += [f"store={options.store}"] if options.store else []
     try:
-        spec = local_preflight.load(
+        spec = check_machine_and_store.load(
             EXAMPLES / ("docker.yaml" if options.docker else "quickstart.yaml"), targets.kinds(), overrides, clock
         )
     except SpecInvalid as error:

@@ -23,7 +23,7 @@ from typer.main import get_group
 
 from skerry.infra import targets
 from skerry.infra.cli.app import app
-from skerry.infra.cli.entry import COMMANDS
+from skerry.infra.cli.fast_help_entry_point import COMMANDS
 from skerry.infra.spec import model
 
 if TYPE_CHECKING:

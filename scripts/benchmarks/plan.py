@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import targets
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
-from skerry.infra.run import local_preflight
+from skerry.infra.deploy.prepared_deployment import Deployment, prepare
+from skerry.infra.run import check_machine_and_store
 from skerry.runtime.clock import SystemClock
 from skerry.testing.sandbox import Sandbox
 
@@ -114,7 +114,11 @@ class Ground:
         self._sandbox.calls.clear()
         began = time.perf_counter()
         phase(
-            prepare(local_preflight.load_deployed(path, targets.kinds(), ()), SystemClock(), self._sandbox.environment)
+            prepare(
+                check_machine_and_store.load_deployed(path, targets.kinds(), ()),
+                SystemClock(),
+                self._sandbox.environment,
+            )
         )
         seconds = time.perf_counter() - began
         names = self._sandbox.calls.names

@@ -202,7 +202,7 @@ def receipt(slot: str, number: int, commit: str) -> Receipt:
 def measure(uri: str, folder: Path, form: str) -> Figures:
     """One call of the command in a process of its own."""
     path = folder / ("run.csv" if form == "csv" else "run.html")
-    program = [sys.executable, "-c", "from skerry.infra.cli.entry import main; main()"]
+    program = [sys.executable, "-c", "from skerry.infra.cli.fast_help_entry_point import main; main()"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     subprocess.run([*program, "report", uri, "-o", str(path), *FORMS[form]], check=True, stdout=subprocess.DEVNULL)  # noqa: S603  our own command

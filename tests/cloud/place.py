@@ -16,11 +16,11 @@ from tests.cloud import settings as names
 from tests.e2e.deployed import TRAINING, Deployed, skerry
 
 from skerry.infra import targets
-from skerry.infra.deploy.deployment import Deployment, prepare
+from skerry.infra.deploy.prepared_deployment import Deployment, prepare
 from skerry.infra.deploy.read_clouds import read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.graph import Life
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Place(Deployed):
 
     @functools.cached_property
     def deployment(self) -> Deployment:
-        return prepare(local_preflight.load_deployed(self.spec, targets.kinds(), ()), SystemClock(), os.environ)
+        return prepare(check_machine_and_store.load_deployed(self.spec, targets.kinds(), ()), SystemClock(), os.environ)
 
     def make(self) -> None:
         """Everything but jobs."""

@@ -21,7 +21,7 @@ from tests.infra.executors.suite import ACTIONS, OUTER, Stage, lines_of
 
 from skerry.infra.deploy.read_clouds import read_rates
 from skerry.infra.executors import BatchExecutor, SageMakerExecutor, VertexExecutor
-from skerry.infra.executors.cloud_base import JobCreator
+from skerry.infra.executors.cloud_executor_base import JobCreator
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import Condition
 from skerry.runtime.errors import Unauthorized
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.executors import ReplicaHandle, ServerlessExecutor
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import Target
+    from skerry.infra.provision.target_and_store_interfaces import Target
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.runtime.clock import Clock
 

@@ -20,7 +20,7 @@ from tests.cloud.place import Place, placed
 from tests.support.forked import ForkedProcess
 
 from skerry.infra import targets
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.runtime.errors import Invalid
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
@@ -193,7 +193,7 @@ def test_spec_of_a_run_outside_both_clouds_is_valid(kinds: list[str]) -> None:
     given |= {names.AWS_BUCKET: "acme-runs", names.GOOGLE_PROJECT: "acme-diloco", names.SLURM_SETUP: ". ~/store-keys"}
     given |= {names.AWS_REGION: "us-east-1", names.GOOGLE_REGION: "us-central1", names.MAX_USD: "100"}
     place = Place.spelled(names.Settings(given), "skerry-cloud-test-1", kinds, 2)
-    spec = local_preflight.load_deployed(place.spec, targets.kinds(), ()).spec
+    spec = check_machine_and_store.load_deployed(place.spec, targets.kinds(), ()).spec
     assert [slot for group in spec.replicas for slot in (f"{group.name}-0", f"{group.name}-1")] == place.slots
     assert (spec.limits.max_cost_usd is None) == (kinds != ["hf_jobs"])
     shutil.rmtree(place.spec.parent)

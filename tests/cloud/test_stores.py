@@ -14,7 +14,7 @@ from tests.runtime.store.conformance import StoreConformance
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Retryable
 from skerry.runtime.store.obstore_clients import open_cloud_store

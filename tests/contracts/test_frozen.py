@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer.main
 
-from skerry.infra.cli import common, entry
+from skerry.infra.cli import common, fast_help_entry_point
 from skerry.infra.cli.app import app
 from skerry.runtime import contract, structured_logging
 from skerry.runtime.log import keys
@@ -151,10 +151,10 @@ def test_commands_and_their_options_are_frozen() -> None:
 
 def test_help_of_skerry_lists_every_command_with_its_first_sentence() -> None:
     commands = typer.main.get_group(app).commands
-    shown = {name: text for texts in entry.COMMANDS.values() for name, text in texts.items()}
+    shown = {name: text for texts in fast_help_entry_point.COMMANDS.values() for name, text in texts.items()}
     assert shown.keys() == commands.keys(), "a new command needs a line in cli/entry.py"
     assert shown == {name: first_sentence(commands[name]) for name in shown}
-    assert list(entry.COMMANDS) == [common.START, common.WATCH, common.CLOUD_PANEL, common.CARE]
+    assert list(fast_help_entry_point.COMMANDS) == [common.START, common.WATCH, common.CLOUD_PANEL, common.CARE]
 
 
 def first_sentence(command: click.Command) -> str:

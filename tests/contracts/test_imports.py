@@ -91,14 +91,14 @@ HELP_MODULES = {
     "skerry.infra",
     "skerry.infra.cli",
     "skerry.infra.cli.common",
-    "skerry.infra.cli.entry",
-    "skerry.infra.errors",
+    "skerry.infra.cli.fast_help_entry_point",
+    "skerry.infra.spec_and_store_errors",
     "skerry.runtime",
     "skerry.runtime.errors",
 }
 HELP = """
 import json, sys
-from skerry.infra.cli.entry import root
+from skerry.infra.cli.fast_help_entry_point import root
 try:
     root(sys.argv[1:], prog_name="skerry")
 except SystemExit:
@@ -163,7 +163,7 @@ def test_store_engine_is_imported_only_when_its_scheme_is_opened() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "skerry.infra.cli.entry",
+        "skerry.infra.cli.fast_help_entry_point",
         "skerry.infra.cli.app",
         "skerry.runtime.protocol.exchange",
         "skerry.runtime.store.obstore_clients",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skerry.infra import targets
-from skerry.infra.cli.entry import COMMANDS
+from skerry.infra.cli.fast_help_entry_point import COMMANDS
 from skerry.infra.spec import model
 
 ROOT = Path(__file__).parents[2]

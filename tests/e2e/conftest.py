@@ -22,9 +22,9 @@ from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 from skerry.testing.both_clouds import Clouds
+from skerry.testing.docker_registry_process import Registry
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
-from skerry.testing.registry import Registry
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tests.infra.kit import Killed
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.deploy import deployment as deploying
+from skerry.infra.deploy import prepared_deployment as deploying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from skerry.infra import targets
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.provision.graph import Graph, Life, Resource, as_json, resolved
 from skerry.infra.provision.handler import Desired, StateRecord
-from skerry.infra.provision.target import RunContext
+from skerry.infra.provision.target_and_store_interfaces import RunContext
 from skerry.infra.spec import model
+from skerry.infra.spec_and_store_errors import SpecInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
     from skerry.infra.provision.handler import Handler, Observed
-    from skerry.infra.provision.target import Check, StoreCloud, Target
+    from skerry.infra.provision.target_and_store_interfaces import Check, StoreCloud, Target
 
 
 R = TypeVar("R", bound=Resource)

@@ -12,8 +12,8 @@ import pytest
 from tests.support.s3server import S3Server
 
 from skerry.infra import targets
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import model
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime.contract import read_data
 from skerry.runtime.replica import Replica
 from skerry.runtime.store import open_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.testing.jobs import StartRefused
+from skerry.testing.job_runner import StartRefused
 
 if TYPE_CHECKING:
     import re

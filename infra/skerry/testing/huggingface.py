@@ -20,9 +20,9 @@ from skerry.infra.local.docker_engine import Engine
 from skerry.testing.batch_retry_rules import TIMED_OUT
 from skerry.testing.calls import Call
 from skerry.testing.cloud_sandbox import CloudSandbox
-from skerry.testing.containers import NOT_STARTED, JobContainer, JobContainers
+from skerry.testing.docker_containers import NOT_STARTED, JobContainer, JobContainers
 from skerry.testing.http_server import Server, drop_connection
-from skerry.testing.jobs import INTERRUPTED, JobRun, Jobs
+from skerry.testing.job_runner import INTERRUPTED, JobRun, Jobs
 from skerry.testing.processes import Processes
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.testing.batch_retry_rules import TIMED_OUT
 from skerry.testing.calls import Call
 from skerry.testing.cloud_sandbox import CloudSandbox
-from skerry.testing.containers import JobContainer, JobContainers
-from skerry.testing.jobs import JobRun, Jobs
+from skerry.testing.docker_containers import JobContainer, JobContainers
+from skerry.testing.job_runner import JobRun, Jobs
 from skerry.testing.processes import Processes
 
 if TYPE_CHECKING:

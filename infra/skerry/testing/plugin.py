@@ -69,7 +69,7 @@ def skerry_clouds_containers(skerry_containers: Sandbox, skerry_google_container
 def skerry_registry() -> Iterator[str | None]:
     """host:port of a registry that plays ECR in all tests of a session; None without docker-registry."""
     from skerry.infra.local.docker_engine import Engine  # noqa: PLC0415  loaded only for tests with Docker
-    from skerry.testing.registry import PROGRAM, Registry  # noqa: PLC0415
+    from skerry.testing.docker_registry_process import PROGRAM, Registry  # noqa: PLC0415
 
     try:
         Engine()

@@ -11,12 +11,12 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from skerry.testing.batch_retry_rules import TIMED_OUT, AttemptEnd
-from skerry.testing.containers import JobContainers
+from skerry.testing.docker_containers import JobContainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.testing.containers import JobContainer
+    from skerry.testing.docker_containers import JobContainer
 
 # As the entrypoint of the replica image, with the folder of SageMaker where the sandbox has created it.
 _REPLICA: Final = """\

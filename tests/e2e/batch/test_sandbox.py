@@ -11,7 +11,7 @@ from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, re
 
 from skerry.runtime.clock import SystemClock
 from skerry.testing.batch_retry_rules import TIMED_OUT
-from skerry.testing.containers import LABEL
+from skerry.testing.docker_containers import LABEL
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.support.s3server import S3Server
 from skerry.infra import targets
 from skerry.infra.cli import app
 from skerry.infra.local import destroy
-from skerry.infra.run import local_preflight, run_record
+from skerry.infra.run import check_machine_and_store, run_record
 from skerry.infra.spec import further_places
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -39,7 +39,7 @@ def tree(folder: Path) -> list[str]:
 
 
 def load(path: Path, *overrides: str) -> SpecFile:
-    return local_preflight.load(path, targets.kinds(), overrides, CLOCK)
+    return check_machine_and_store.load(path, targets.kinds(), overrides, CLOCK)
 
 
 def started(path: Path, *overrides: str) -> tuple[SpecFile, Store, Run]:
@@ -297,7 +297,7 @@ def test_status_shows_dead_replicas_as_silent(tmp_path: Path, monkeypatch: pytes
 def test_unreachable_store_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, text in {"ENDPOINT_URL": "http://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(f"AWS_{name}", text)
-    monkeypatch.setattr(local_preflight, "STORE_DEADLINE_S", 0.01)
+    monkeypatch.setattr(check_machine_and_store, "STORE_DEADLINE_S", 0.01)
     monkeypatch.setattr(app, "STATUS_DEADLINE_S", 0.01)
     spec = write_spec(tmp_path)
     assert skerry("validate", spec, "--set", "store=s3://b/x").exit_code == 0, "it asks no store"

@@ -12,8 +12,8 @@ from tests.infra.deploy.account import skerry, write_run
 from skerry.infra import targets
 from skerry.infra.cli import estimate_command
 from skerry.infra.cost.prices import VARIABLE
-from skerry.infra.deploy.deployment import prepare
-from skerry.infra.run import local_preflight
+from skerry.infra.deploy.prepared_deployment import prepare
+from skerry.infra.run import check_machine_and_store
 from skerry.runtime.clock import SystemClock
 from skerry.testing.plugin import skerry_sandbox
 
@@ -119,6 +119,6 @@ def test_spot_machines_cost_the_current_spot_price(tmp_path: Path) -> None:
 def test_region_of_an_existing_bucket_is_used(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     where = {"LocationConstraint": "us-west-2"}
     skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry", CreateBucketConfiguration=where)
-    loaded = local_preflight.load_deployed(Path(write(tmp_path)), targets.kinds(), ("byo.bucket=true",))
+    loaded = check_machine_and_store.load_deployed(Path(write(tmp_path)), targets.kinds(), ("byo.bucket=true",))
     deployment = prepare(loaded, SystemClock(), skerry_sandbox.environment)
     assert estimate_command.estimate_of(deployment, (), {}).upkeep.volume.region == "us-west-2"

@@ -13,8 +13,8 @@ from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.kit.records import receipt
 
 from skerry.infra import targets
-from skerry.infra.deploy.deployment import prepare
-from skerry.infra.run import local_preflight
+from skerry.infra.deploy.prepared_deployment import prepare
+from skerry.infra.run import check_machine_and_store
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log import keys
@@ -22,7 +22,7 @@ from skerry.runtime.log import keys
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.runtime.store import Store
     from skerry.testing.sandbox import Sandbox
 
@@ -39,7 +39,7 @@ USD = r"\$[\d.,]+"
 
 
 def deployed(path: Path, sandbox: Sandbox) -> Deployment:
-    return prepare(local_preflight.load_deployed(path, targets.kinds(), ()), SystemClock(), sandbox.environment)
+    return prepare(check_machine_and_store.load_deployed(path, targets.kinds(), ()), SystemClock(), sandbox.environment)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.support.clocks import FakeClock
 
-from skerry.infra.cli import common, event_text, run_text, screens
+from skerry.infra.cli import common, live_run_table, run_text, supervisor_output_text
 from skerry.infra.cli.job_text import job_lines
 from skerry.infra.local.up_destroy_events import (
     Event,
@@ -31,7 +31,7 @@ from skerry.infra.local.up_destroy_events import (
 from skerry.infra.observe.participation import Figures, Participation, ReplicaParticipation
 from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.target import JobView
+from skerry.infra.provision.target_and_store_interfaces import JobView
 from skerry.infra.run.executor import Ending, ReplicaHandle
 from skerry.infra.run.restart_policy import ReplicaFate
 
@@ -81,7 +81,7 @@ def output_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-def show(screen: screens.Screen, *values: Event | RunView) -> None:
+def show(screen: live_run_table.Screen, *values: Event | RunView) -> None:
     with screen:
         for value in values:
             if isinstance(value, RunView):
@@ -91,7 +91,7 @@ def show(screen: screens.Screen, *values: Event | RunView) -> None:
 
 
 def shown(console: Console, *values: Event | RunView, quiet: bool = False) -> str:
-    show(screens.open_screen(console, FakeClock(), quiet=quiet), *values)
+    show(live_run_table.open_screen(console, FakeClock(), quiet=quiet), *values)
     return output_of(console)
 
 
@@ -117,7 +117,7 @@ def test_progress_shows_the_share_of_work_with_make_up() -> None:
 
 def test_plain_screen_prints_reports_and_periodic_progress() -> None:
     console, clock, later = console_of(terminal=False), FakeClock(), replace(VIEW, closed=13)
-    screen = screens.open_screen(console, clock)
+    screen = live_run_table.open_screen(console, clock)
     show(screen, LogLines(slot="a-0", lines=("[bold]x[/]", "y")), VIEW, later)
     clock.advance(10)
     show(screen, later, later)
@@ -156,7 +156,9 @@ def test_enduring_screen_survives_a_closed_pipe() -> None:
     with os.fdopen(writer, "w", buffering=1) as out:
         console = Console(file=out, width=100)
         console.on_broken_pipe = lambda: (_ for _ in ()).throw(SystemExit(1))  # rich's own closes pytest's stdout
-        screen = screens.EnduringScreen(screens.open_screen(console, FakeClock()), console, lambda: gone.append(True))
+        screen = live_run_table.EnduringScreen(
+            live_run_table.open_screen(console, FakeClock()), console, lambda: gone.append(True)
+        )
         with screen:
             screen.report(StoreUnreadable(error="away"))
             screen.view(VIEW)
@@ -180,7 +182,7 @@ def test_every_report_has_a_line() -> None:
         StoreUnreadable(error="away"),
         UntrackedProcess(error="full"),
     ]
-    assert [line.plain for report in reports for line in event_text.lines_of(report)] == [
+    assert [line.plain for report in reports for line in supervisor_output_text.lines_of(report)] == [
         "skerry: a-0 started: process 77",
         "skerry: a-0 started again (start 2): process 78",
         (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.provision.handler import Desired, StateRecord
-    from skerry.infra.provision.target import RunContext, StoreCloud
+    from skerry.infra.provision.target_and_store_interfaces import RunContext, StoreCloud
 
 
 class BucketSuite(HandlerSuite[Any]):

@@ -19,7 +19,7 @@ from skerry.infra.clouds.bucket_and_image_checks import (
     image_check,
     manifest_of,
 )
-from skerry.infra.clouds.shared import Absent, BucketLook, split_run_uri
+from skerry.infra.clouds.handler_helpers import Absent, BucketLook, split_run_uri
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 RUN: Final = "s3://acme-runs/teams/tiny-gpt"

@@ -26,7 +26,7 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccounts
 from skerry.infra.clouds.google.session import Google
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.sandbox import Sandbox
 

@@ -26,7 +26,7 @@ from skerry.runtime.errors import Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.store import Store, open_store
 from skerry.runtime.store.probe import probe
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.sandbox import Sandbox
 

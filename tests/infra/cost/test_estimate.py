@@ -22,7 +22,7 @@ from skerry.infra.cost.estimate import (
     hours_allowed,
     parse_parameters,
 )
-from skerry.infra.provision.target import Rate
+from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.spec.model import Limits, Spec, spec_model
 from skerry.runtime.errors import Invalid
 

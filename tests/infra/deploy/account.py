@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from skerry.infra import targets
 from skerry.infra.cli.app import app
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
-from skerry.infra.run import local_preflight
+from skerry.infra.deploy.prepared_deployment import Deployment, prepare
+from skerry.infra.run import check_machine_and_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ class Operator:
         self.steps: list[Step] = []
 
     def deployment(self, *overrides: str) -> Deployment:
-        spec = local_preflight.load_deployed(self.path, targets.kinds(), overrides)
+        spec = check_machine_and_store.load_deployed(self.path, targets.kinds(), overrides)
         return prepare(spec, FakeClock(), self.environment)
 
     def plan(self, *overrides: str) -> Planned:

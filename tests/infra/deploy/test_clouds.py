@@ -16,22 +16,22 @@ import skerry.infra
 from skerry.infra import clouds, targets
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
+from skerry.infra.deploy.prepared_deployment import Deployment, prepare
 from skerry.infra.deploy.read_clouds import read_rates, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.local.options import LocalTarget
 from skerry.infra.provision.graph import Life, Resource, Text
 from skerry.infra.provision.handler import Condition, Desired, Observed, StateRecord
-from skerry.infra.provision.target import JobView, Rate
-from skerry.infra.run import local_preflight
+from skerry.infra.provision.target_and_store_interfaces import JobView, Rate
+from skerry.infra.run import check_machine_and_store
 from skerry.runtime.contract import MAX_HOURS
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
     from skerry.testing.sandbox import Sandbox
@@ -205,7 +205,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def deployment(folder: Path, sandbox: Sandbox, *, limits: str = "max_hours: 24", paper: bool = True) -> Deployment:
     path = write_spec(folder, count=1)
     path.write_text(path.read_text().replace("max_hours: 24", limits))
-    loaded = local_preflight.load_deployed(path, targets.kinds(), ())
+    loaded = check_machine_and_store.load_deployed(path, targets.kinds(), ())
     (batch,) = loaded.spec.replicas
     groups = [
         batch.model_copy(

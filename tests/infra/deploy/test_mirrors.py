@@ -10,7 +10,7 @@ import pytest
 from tests.infra.deploy.account import Operator, skerry, write_run
 
 from skerry.infra.observe.run_settings import RunSettings
-from skerry.infra.run.extend_run import expect_slots
+from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.spec import further_places
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.testing.sandbox import Sandbox
 
 LIVE = "run tiny is live, and the state of this spec does not know it: b-0, in round 3, last heartbeat "

@@ -17,9 +17,9 @@ from tests.infra import kit
 from tests.infra.executors.suite import LONG, OUTER, ExecutorSuite, Stage, lines_of
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.executors import Ending
-from skerry.infra.executors.cloud_base import JobCreator
+from skerry.infra.executors.cloud_executor_base import JobCreator
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.batchplace import Place
 
     from skerry.infra.executors import ReplicaHandle
-    from skerry.infra.executors.cloud_base import CloudExecutor, JobState
+    from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobState
     from skerry.infra.spec.model import ReplicaSlot
 
 IN_ECR: Final = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{'1' * 64}"

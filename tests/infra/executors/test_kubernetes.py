@@ -7,7 +7,7 @@ from tests.infra.executors.clouds import CloudStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import Ending, KubernetesExecutor
-from skerry.infra.targets.kubernetes import responses
+from skerry.infra.targets.kubernetes import parse_observed_settings
 from skerry.testing.kubernetes.server import KubernetesCall
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class KubernetesStage(CloudStage):
         with self.sandbox.objects.lock:
             self.sandbox.controller.sync()
             rows = self.sandbox.objects.list("jobs", "")
-        return sum(not responses.over(row) for row in rows)
+        return sum(not parse_observed_settings.over(row) for row in rows)
 
     def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         container = self.sandbox.controller.pods.host_of(self.sandbox.jobs.pod(handle.job)).container_for(1)
@@ -79,7 +79,7 @@ def test_job_with_a_stopping_pod_is_not_over(stage: KubernetesStage) -> None:
         row["spec"]["suspend"] = True
         row["metadata"]["annotations"]["skerry.dev/stopped"] = "true"
         row["status"]["terminating"] = 1
-        assert not responses.pods_over(row)
+        assert not parse_observed_settings.pods_over(row)
         executor.cancel(handles[0])
         assert executor.collect(handles, LONG) == [Ending(signal=15)]
 

@@ -12,8 +12,8 @@ from tests.infra.executors.suite import ExecutorSuite
 from tests.support.slurmsite import SlurmSite, slurm_site
 
 from skerry.infra.executors import Ending, SlurmExecutor
-from skerry.infra.executors.cloud_base import JobCreator
-from skerry.infra.provision.target import stem_of
+from skerry.infra.executors.cloud_executor_base import JobCreator
+from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from tests.infra.executors.clouds import CloudStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.executors import Ending, VertexExecutor
 from skerry.testing.google.calls import GoogleCall
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.executors import ReplicaHandle
-    from skerry.infra.executors.cloud_base import JobState
+    from skerry.infra.executors.cloud_executor_base import JobState
     from skerry.testing.google.sandbox import GoogleSandbox
 
 IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{'1' * 64}"

@@ -14,7 +14,7 @@ from skerry.infra.local.container_starts import ContainerOptions, ContainerStart
 from skerry.infra.local.docker_engine import Bind, ContainerRequest
 from skerry.infra.local.replica_inputs import read_inputs
 from skerry.infra.local.workspace import Workspace
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.infra.spec import model
 from skerry.runtime.errors import Invalid, Retryable
 
@@ -98,7 +98,7 @@ def test_missing_folder_is_a_problem_of_the_spec(tmp_path: Path) -> None:
 
 def local_problems(spec: SpecFile) -> list[Any]:
     try:
-        local_preflight.load_offline(spec.path, targets.kinds(), ())
+        check_machine_and_store.load_offline(spec.path, targets.kinds(), ())
     except model.SpecInvalid as error:
         return [problem for problem in error.problems if "data" in problem.path]
     return []

@@ -17,7 +17,7 @@ from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import Figures, participation
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.observe.run_settings import RunSettings
-from skerry.infra.run.extend_run import expect_slots
+from skerry.infra.run.change_run_settings import expect_slots
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Telemetry
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 
-from skerry.infra.observe.recent_rounds import hidden_share, phases_of
+from skerry.infra.observe.pace_of_recent_rounds import hidden_share, phases_of
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point

@@ -11,11 +11,11 @@ from html.parser import HTMLParser
 from tests.infra.report.histories import SmallRun, eventful
 
 from skerry.infra.observe.doctor.findings import finding
+from skerry.infra.report.color_grid_png import png_uri
 from skerry.infra.report.facts import Curve, Point
 from skerry.infra.report.loss_charts import metric_chart
 from skerry.infra.report.page import page
 from skerry.infra.report.plot import escaped, ticks
-from skerry.infra.report.raster import png_uri
 
 HOSTILE = "</span><script>alert('x')</script><img src=x onerror=alert(1)>\" onload=\"alert(2)\x1b[31m\x00"
 MEGABYTES_2 = 2_000_000

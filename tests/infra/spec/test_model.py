@@ -11,8 +11,8 @@ import pytest
 from tests.infra.kit import plain
 
 from skerry.infra import targets
-from skerry.infra.errors import Problem, SpecInvalid
 from skerry.infra.spec import model, yaml_document
+from skerry.infra.spec_and_store_errors import Problem, SpecInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

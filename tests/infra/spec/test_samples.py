@@ -7,7 +7,7 @@ import pytest
 from tests.infra.runs import skerry
 
 from skerry.infra import targets
-from skerry.infra.cli import recipes
+from skerry.infra.cli import init_from_recipe
 from skerry.infra.spec import model
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
@@ -40,17 +40,19 @@ def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     assert last.endswith(f"put in your bucket and image: skerry plan {path}")
 
 
-@pytest.mark.parametrize("recipe", recipes.FILES)
+@pytest.mark.parametrize("recipe", init_from_recipe.FILES)
 def test_init_writes_the_script_of_a_recipe(tmp_path: Path, recipe: str) -> None:
     assert skerry("init", tmp_path / "skerry.yaml", "--from", recipe).exit_code == 0
     script = (tmp_path / "train" / "train.py").read_text()
-    assert script == (recipes.folder() / recipes.FILES[recipe]).read_text()
-    assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{recipes.FILES[recipe]})" in PAGE, "docs/recipes.md"
+    assert script == (init_from_recipe.folder() / init_from_recipe.FILES[recipe]).read_text()
+    assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{init_from_recipe.FILES[recipe]})" in PAGE, (
+        "docs/recipes.md"
+    )
 
 
 def test_init_without_a_recipe_writes_the_plain_loop(tmp_path: Path) -> None:
     assert skerry("init", tmp_path / "skerry.yaml").exit_code == 0
-    assert (tmp_path / "train" / "train.py").read_text() == recipes.script_of("loop")
+    assert (tmp_path / "train" / "train.py").read_text() == init_from_recipe.script_of("loop")
 
 
 def test_init_for_an_unknown_recipe_writes_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 ACCOUNT: Final = Account(number="123456789012", partition="aws")
 IMAGE: Final = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{'1' * 64}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tests.infra.deploy import account
 from tests.infra.deploy.account import DIGEST, IMAGE, Operator, write_run
 
-from skerry.infra.deploy import running_jobs
+from skerry.infra.deploy import deployment_jobs
 from skerry.infra.deploy.read_clouds import read_state
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TargetRun(ABC):
 
     def jobs(self, operator: Operator) -> dict[str, str]:
         """The newest job of each slot."""
-        return {view.slot: view.job for _, view in running_jobs.list_jobs(operator.deployment())}
+        return {view.slot: view.job for _, view in deployment_jobs.list_jobs(operator.deployment())}
 
     def live(self) -> int:
         """The number of jobs that wait or run."""

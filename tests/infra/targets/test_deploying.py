@@ -16,11 +16,11 @@ from tests.infra.targets.runs import (
     delete_state,
 )
 
+from skerry.infra.deploy.deployment_jobs import list_jobs, read_log
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
-from skerry.infra.deploy.running_jobs import list_jobs, read_log
-from skerry.infra.errors import PushFirst
 from skerry.infra.provision.plan import Action
 from skerry.infra.provision.state import Id
+from skerry.infra.spec_and_store_errors import PushFirst
 
 if TYPE_CHECKING:
     from tests.infra.deploy.account import Operator

@@ -11,21 +11,21 @@ from tests.infra.targets.tables import read_cases
 
 from skerry.infra.provision.handler import StateRecord
 from skerry.infra.targets.aws_batch import job_views as batch
-from skerry.infra.targets.aws_batch.resources import Job as BatchJob
-from skerry.infra.targets.hf_jobs import service as hf_jobs
+from skerry.infra.targets.aws_batch.resource_types import Job as BatchJob
+from skerry.infra.targets.hf_jobs import labelled_jobs_service as hf_jobs
 from skerry.infra.targets.sagemaker import job_views as sagemaker
-from skerry.infra.targets.sagemaker.resources import Job as TrainingJob
+from skerry.infra.targets.sagemaker.resource_types import Job as TrainingJob
 from skerry.infra.targets.shared import labelled_jobs
 from skerry.infra.targets.slurm import job_views as slurm
-from skerry.infra.targets.slurm.resources import Job as SlurmJob
+from skerry.infra.targets.slurm.resource_types import Job as SlurmJob
 from skerry.infra.targets.slurm.responses import ENDED as ENDED_STATES
 from skerry.infra.targets.slurm.responses import Row
 from skerry.infra.targets.vertex import job_views as vertex
-from skerry.infra.targets.vertex.resources import Job as CustomJob
+from skerry.infra.targets.vertex.resource_types import Job as CustomJob
 
 if TYPE_CHECKING:
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import JobView
+    from skerry.infra.provision.target_and_store_interfaces import JobView
 
 STARTED = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 ENDED = STARTED + dt.timedelta(minutes=1)

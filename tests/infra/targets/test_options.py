@@ -10,9 +10,9 @@ from tests.infra.targets.tables import read_cases
 from tests.infra.targets.vertex.kit import context_of
 
 from skerry.infra import targets
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import model
 from skerry.infra.spec.target_kinds import TargetKinds
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting

@@ -14,8 +14,8 @@ from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, re
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
-from skerry.testing.aws.roles import role_keys
-from skerry.testing.jobs import StartRefused
+from skerry.testing.aws.container_role_keys import role_keys
+from skerry.testing.job_runner import StartRefused
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

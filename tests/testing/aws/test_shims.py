@@ -21,7 +21,7 @@ from tests.support.batchplace import allow, make_environment, make_place, make_q
 from tests.testing.registry import registry
 
 from skerry.testing.aws import shims
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.testing.registry import registry
 
 from skerry.infra.clouds.google.artifact_registry import image_in_registry, read_manifest
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.errors import Unauthorized
 from skerry.testing.google import GoogleSandbox
 

@@ -15,7 +15,7 @@ from google.auth.transport.requests import Request
 from tests.support.batchplace import ECS_TASKS, make_role
 from tests.testing.google.kit import POOLS, bind, good, make_bucket
 
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
 

@@ -9,7 +9,7 @@ from tests.e2e.conftest import base, engine
 from tests.testing.google.kit import JOBS, bind, good, job_of, make_account, make_bucket
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
-from skerry.testing.containers import LABEL
+from skerry.testing.docker_containers import LABEL
 from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:

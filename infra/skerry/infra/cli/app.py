@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_commands, deployed_run_commands, recipes, run_text
+from skerry.infra.cli import cloud_commands, cloud_run_commands, init_from_recipe, run_text
 from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
@@ -44,29 +44,29 @@ from skerry.infra.cli.common import (
     to_json,
 )
 from skerry.infra.cli.doctor_command import doctor
-from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.live_run_table import EnduringScreen, open_screen
+from skerry.infra.cli.replicate_restore_commands import replicate, restore_run
 from skerry.infra.cli.report_command import report
-from skerry.infra.cli.restore_command import replicate, restore_run
 from skerry.infra.cli.run_screen import RunScreen
-from skerry.infra.cli.run_status import mirrors_so_far, participation_so_far
 from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.sandbox_command import sandbox
-from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.cli.spending import read_spending
+from skerry.infra.cli.status_participation import mirrors_so_far, participation_so_far
+from skerry.infra.cli.supervisor_output_text import is_shown, log_line
 from skerry.infra.cli.watch_command import as_json_line, settled_view, watch
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.local.workspace import Workspace, operator_name
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
-from skerry.infra.run import checkpoint_pins, code_archive, local_preflight, run_record
+from skerry.infra.run import check_machine_and_store, checkpoint_pins, code_archive, run_record
 from skerry.infra.spec import model
 from skerry.infra.spec.store_uri import FILE
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -133,13 +133,14 @@ def init(
         str, typer.Option(metavar="KIND", help=f"Where replicas run: {', '.join(targets.samples())}.")
     ] = "local",
     recipe: Annotated[
-        str, typer.Option("--from", metavar="RECIPE", help=f"What the script is like: {', '.join(recipes.FILES)}.")
-    ] = recipes.PLAIN,
+        str,
+        typer.Option("--from", metavar="RECIPE", help=f"What the script is like: {', '.join(init_from_recipe.FILES)}."),
+    ] = init_from_recipe.PLAIN,
 ) -> None:
     """Write a commented sample spec, and a training script next to it. Existing files are not changed."""
     script = path.parent / "train" / "train.py"
     with errors_as_exit_codes():
-        text_of_script = recipes.script_of(recipe)
+        text_of_script = init_from_recipe.script_of(recipe)
         if target not in targets.samples():
             raise Invalid(f"no sample for {target!r}; choose one of {', '.join(targets.samples())}")
         try:
@@ -168,9 +169,9 @@ def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_j
     """Check a spec and its code, and report every problem at once. Asks no store and no cloud, and creates nothing."""
     with errors_as_exit_codes(as_json=as_json):
         load = (
-            local_preflight.load_deployed
+            check_machine_and_store.load_deployed
             if model.is_deployed(path, targets.kinds(), overrides or ())
-            else local_preflight.load_offline
+            else check_machine_and_store.load_offline
         )
         spec = load(path, targets.kinds(), overrides or ())
         note = code_archive.select(spec.code_path).note
@@ -207,15 +208,15 @@ def up(
     with errors_as_exit_codes(as_json=as_json):
         typed = as_typed("export", path, overrides or ())
         if model.is_deployed(path, targets.kinds(), overrides or ()):
-            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            spec = check_machine_and_store.load_deployed(path, targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                answers = deployed_run_commands.Answers(approved=approved, take_over=take_over)
-                deployed_run_commands.up(spec, typed, answers, quiet=quiet, as_json=as_json)
+                answers = cloud_run_commands.Answers(approved=approved, take_over=take_over)
+                cloud_run_commands.up(spec, typed, answers, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         with contextlib.suppress(SpecInvalid):  # the next line reports all problems at once
             check_allowed(load_spec(str(path), overrides or ()))
-        spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
+        spec = check_machine_and_store.load(path, targets.kinds(), overrides or (), clock)
         console = Console(stderr=as_json)
         screen = EnduringScreen(
             open_screen(console, clock, quiet=quiet, verbose=verbose),
@@ -253,9 +254,9 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
     with errors_as_exit_codes(as_json=as_json):
         spec = None if is_uri(run) else load_spec(run, overrides or ())
         if spec is not None and spec.deployed:
-            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
+            spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                deployed_run_commands.status(spec, as_json=as_json)
+                cloud_run_commands.status(spec, as_json=as_json)
             return
         store, settings = _open_run(run, overrides or ())
         clock = SystemClock()
@@ -335,9 +336,9 @@ def logs(
     with errors_as_exit_codes():
         spec = None if is_uri(run) else load_spec(run, overrides or ())
         if spec is not None and spec.deployed:
-            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
+            spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(service=CLOUD):
-                deployed_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
+                cloud_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
         only = replica if replica is None or spec is None else spec.spec.slot(replica)
         workspace = _workspace_of(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
@@ -373,9 +374,9 @@ def destroy(
     with errors_as_exit_codes(as_json=as_json):
         spec = None if is_uri(run) else load_spec(run, overrides or ())
         if spec is not None and spec.deployed:
-            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
+            spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                deployed_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
+                cloud_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
             return
         clock = SystemClock()
         uri = run_uri(run, overrides or ())

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from skerry.infra.errors import PushFirst, SpecInvalid, in_short
+from skerry.infra.spec_and_store_errors import PushFirst, SpecInvalid, in_short
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.cli.common import print_lines
-from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.job_text import job_lines
+from skerry.infra.cli.supervisor_output_text import is_shown, log_line
+from skerry.infra.deploy.deployment_jobs import list_jobs, read_jobs, read_log
 from skerry.infra.deploy.read_clouds import find_run_store, read_move
 from skerry.infra.deploy.restart_lost import LostJobRestarter
-from skerry.infra.deploy.running_jobs import list_jobs, read_jobs, read_log
-from skerry.infra.errors import in_short
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.provision.handler import Condition
 from skerry.infra.run.run_record import load_settings
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from skerry.infra.cli.screens import Screen
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.cli.live_run_table import Screen
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.deploy.restart_lost import StopRequest
     from skerry.infra.observe.run_view import RunView
-    from skerry.infra.provision.target import JobView
+    from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.infra.run.run_record import Move
 
 # A job changes its state within minutes, a log line arrives within seconds; each look costs requests.

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from skerry.infra import targets
-from skerry.infra.cli import deployed_run_commands, doctor_text
+from skerry.infra.cli import cloud_run_commands, doctor_text
 from skerry.infra.cli.common import (
     DEFAULT_SPEC,
     FAILED,
@@ -26,7 +26,7 @@ from skerry.infra.cli.common import (
 )
 from skerry.infra.cli.open_run import open_places, open_run
 from skerry.infra.observe.doctor.compare_logs import compare_logs
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.infra.run.repair_run import known_copies
 from skerry.infra.run.repair_run import repair as repair_run
 from skerry.runtime.clock import SystemClock
@@ -82,8 +82,8 @@ def doctor(
             _repair(run, overrides or (), copies or (), clock, deep=deep, as_json=as_json)
             return
         if not is_uri(run) and load_spec(run, overrides or ()).deployed:
-            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
-            ok = deployed_run_commands.doctor(spec, deep=deep, as_json=as_json)
+            spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
+            ok = cloud_run_commands.doctor(spec, deep=deep, as_json=as_json)
             raise typer.Exit(0 if ok else FAILED)
         store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
         examination = doctor_text.examine(store, clock, deep=deep)

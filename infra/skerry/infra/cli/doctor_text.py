@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.findings import Examination, PayloadAmount, Severity
-    from skerry.infra.provision.target import Check
+    from skerry.infra.provision.target_and_store_interfaces import Check
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 

@@ -27,11 +27,11 @@ from skerry.infra.cost.estimate import (
     limits_of,
     parse_parameters,
 )
-from skerry.infra.cost.losses import Place, after_loss, losses
+from skerry.infra.cost.loss_scenarios import Place, after_loss, losses
 from skerry.infra.cost.mirror_costs import MirrorCost
-from skerry.infra.deploy.deployment import prepare
+from skerry.infra.deploy.prepared_deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.infra.spec.store_uri import FILE
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -39,9 +39,9 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.cost.losses import Loss
-    from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.cost.loss_scenarios import Loss
+    from skerry.infra.deploy.prepared_deployment import Deployment
+    from skerry.infra.provision.target_and_store_interfaces import Rate
 
 OwnPrices = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", help=f"Your own prices, as JSON; else ${prices.VARIABLE}.")
@@ -63,7 +63,7 @@ def estimate(
     with errors_as_exit_codes(as_json=as_json, service="the cloud"):
         if parameters is not None:
             parse_parameters(parameters)  # report a typing error before a cloud is asked
-        spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+        spec = check_machine_and_store.load_deployed(path, targets.kinds(), overrides or ())
         if not spec.deployed:
             raise Invalid(f"{path} runs on this machine and costs nothing")
         environment = os.environ if own_prices is None else {**os.environ, prices.VARIABLE: str(own_prices)}

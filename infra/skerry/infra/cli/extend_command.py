@@ -10,8 +10,8 @@ import typer
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.observe.observer import Observer
-from skerry.infra.run import extend_run
-from skerry.infra.run.extend_run import WantedChange
+from skerry.infra.run import change_run_settings
+from skerry.infra.run.change_run_settings import WantedChange
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.store import open_store
@@ -55,7 +55,7 @@ def extend(
         view = Observer(store, settings, clock).view()
         wanted = WantedChange(rounds=rounds, outer_lr=outer_lr, outer_momentum=outer_momentum, at=at)
         by, now = operator_name(), clock.utc_text()
-        stored = extend_run.change(store, settings, wanted, view.closed, by=by, now=now)
+        stored = change_run_settings.change(store, settings, wanted, view.closed, by=by, now=now)
         extended = _Extended(
             number=stored.number,
             from_round=stored.from_round,

@@ -11,7 +11,7 @@ from skerry.infra.provision.handler import Condition
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.provision.target import JobView
+    from skerry.infra.provision.target_and_store_interfaces import JobView
 
 _CONDITIONS: Final = {
     Condition.READY: "yellow",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import targets
 from skerry.infra.cli.common import is_uri, run_uri
-from skerry.infra.deploy.deployment import prepare
+from skerry.infra.deploy.prepared_deployment import prepare
 from skerry.infra.deploy.read_clouds import read_move
-from skerry.infra.run import local_preflight
+from skerry.infra.run import check_machine_and_store
 from skerry.infra.run.run_record import mirror_settings
 from skerry.infra.spec import model
 from skerry.runtime.errors import Invalid
@@ -20,7 +20,7 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.run_record import MirrorSettings
     from skerry.runtime.store import Store
@@ -39,7 +39,7 @@ class OpenedRun:
 def open_run(run: str, overrides: Sequence[str], clock: Clock) -> OpenedRun:
     """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials."""
     if not is_uri(run) and model.load(Path(run), targets.kinds(), overrides).deployed:
-        spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides)
+        spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides)
         deployment = prepare(spec, clock, os.environ)
         move = read_move(deployment)
         store = deployment.open_store() if move is None else deployment.open_source(move.uri)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.apply import Outcome, Step
     from skerry.infra.provision.graph import Json
     from skerry.infra.provision.plan import Change, Difference, RightsChange
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import SpecFile

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from skerry.infra.number_text import short_number
-from skerry.infra.observe.view_text import place, state
+from skerry.infra.observe.replica_state_text import place, state
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.console import Console
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, to_json
 from skerry.infra.cli.estimate_command import Parameters  # noqa: TC001  typer reads it
 from skerry.infra.cli.open_run import open_run
-from skerry.infra.cli.report_sources import read_sources
+from skerry.infra.cli.read_report_data import read_sources
 from skerry.infra.cost.estimate import parse_parameters
 from skerry.infra.number_text import size_text
 from skerry.infra.observe.history import read_history

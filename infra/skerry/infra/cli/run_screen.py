@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from skerry.infra.cli.glyphs import bar, chart, sparkline
+from skerry.infra.cli.block_charts import bar, chart, sparkline
 from skerry.infra.cli.replica_table import legend, replica_rows, state_counts
 from skerry.infra.cli.run_text import agreement_text, plain
 from skerry.infra.number_text import duration, short_number
-from skerry.infra.observe.recent_rounds import PHASES
-from skerry.infra.observe.view_text import place
+from skerry.infra.observe.pace_of_recent_rounds import PHASES
+from skerry.infra.observe.replica_state_text import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

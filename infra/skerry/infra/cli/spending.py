@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from skerry.infra.cost.prices import Price, Prices
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.observe.run_view import MachineTime, RunView
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.provision.target_and_store_interfaces import Rate
 
 
 class HourlyPrice(NamedTuple):

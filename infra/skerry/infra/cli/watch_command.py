@@ -21,18 +21,18 @@ from skerry.infra.cli.common import (
     print_lines,
     to_json,
 )
-from skerry.infra.cli.event_text import note
 from skerry.infra.cli.interrupts import on_signal
+from skerry.infra.cli.live_run_table import PlainScreen
 from skerry.infra.cli.open_run import open_run
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
-from skerry.infra.cli.screens import PlainScreen
 from skerry.infra.cli.spending import read_spending
-from skerry.infra.errors import in_short
+from skerry.infra.cli.supervisor_output_text import note
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import count_parts
 from skerry.infra.run.run_record import require_settings
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
 

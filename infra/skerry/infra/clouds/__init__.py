@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import StoreCloud
+    from skerry.infra.provision.target_and_store_interfaces import StoreCloud
     from skerry.infra.spec.model import Replicas, Spec, SpecFile
     from skerry.runtime.clock import Clock
 

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from skerry.infra.clouds.shared import Absent, ownership
-from skerry.infra.provision.target import Check
+from skerry.infra.clouds.handler_helpers import Absent, ownership
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.shared import BucketLook
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.clouds.handler_helpers import BucketLook
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas
 

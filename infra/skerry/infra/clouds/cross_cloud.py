@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import MirrorPlace, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import MirrorPlace, RunContext
 
 AWS_REGION: Final = "AWS_REGION"
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.cost.losses import loss_lines
+from skerry.infra.cost.loss_scenarios import loss_lines
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import MAKERS_SHARE
@@ -23,9 +23,9 @@ from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.cost.losses import Loss
+    from skerry.infra.cost.loss_scenarios import Loss
     from skerry.infra.cost.prices import Price, Prices
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.spec.model import Limits, Spec
     from skerry.runtime.log.records import Codec
 

@@ -20,14 +20,13 @@ from skerry.infra.deploy.read_clouds import (
     resolve,
 )
 from skerry.infra.deploy.tagged_resources import list_tagged
-from skerry.infra.errors import PushFirst
 from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE, refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
-from skerry.infra.run.extend_run import expect_slots
+from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.run.run_record import (
     check_not_lost,
     check_same_run,
@@ -37,19 +36,20 @@ from skerry.infra.run.run_record import (
     load_settings,
     require_settings,
 )
+from skerry.infra.spec_and_store_errors import PushFirst
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.observe.live_replicas import LiveReplica
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import Id, State
-    from skerry.infra.provision.target import Check
+    from skerry.infra.provision.target_and_store_interfaces import Check
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.run.source_checkpoint import Source
     from skerry.runtime.log.run_record import InitialModel

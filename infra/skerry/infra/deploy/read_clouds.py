@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra import clouds, targets
-from skerry.infra.clouds.shared import each
+from skerry.infra.clouds.handler_helpers import each
 from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.plan import desired_of
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.run.run_record import find_move
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
@@ -23,10 +23,10 @@ from skerry.runtime.log import keys
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.handler import BucketHandler, Observed
     from skerry.infra.provision.state import State
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.run_record import Move
     from skerry.infra.spec.inputs import Inputs
     from skerry.runtime.store import Store

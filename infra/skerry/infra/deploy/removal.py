@@ -24,7 +24,7 @@ from skerry.runtime.errors import Conflict, SkerryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import BucketHandler, DataHandler, Observed, StateRecord
     from skerry.infra.provision.plan import Plan

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
-from skerry.infra.errors import in_short
 from skerry.infra.local.supervisor import BACKOFF
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.plan import Action
@@ -26,17 +25,18 @@ from skerry.infra.run.restart_policy import (
     policy_from_spec,
     too_few_left,
 )
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.deploy.plan_and_apply import Planned
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.provision.apply import ApplyRun
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import JobView
+    from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.runtime.clock import Backoff
 
 

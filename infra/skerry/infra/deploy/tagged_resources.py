@@ -9,7 +9,7 @@ from skerry.infra import targets
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.handler import StateRecord
     from skerry.infra.provision.state import Entry
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.executors.bucket_region import region_of_store
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
 from skerry.infra.provision.graph import as_json
 from skerry.infra.provision.handler import Desired
-from skerry.infra.targets.aws_batch import job_views, responses
+from skerry.infra.targets.aws_batch import job_views, parse_observed_settings
 from skerry.infra.targets.aws_batch.handlers import JobDefinitions
 from skerry.infra.targets.aws_batch.job_views import QueueContext
 from skerry.infra.targets.aws_batch.jobs import Jobs, described
-from skerry.infra.targets.aws_batch.resources import Job, JobDefinition
+from skerry.infra.targets.aws_batch.resource_types import Job, JobDefinition
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Place
@@ -27,7 +27,7 @@ from skerry.runtime.log.records import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
 
@@ -124,7 +124,7 @@ class BatchExecutor(CloudExecutor):
         names = [{"name": "JOB_NAME", "values": [f"{context.stem}-{self.slots}-*"]}]
         rows = self._aws.pages("batch", self.region, "list_jobs", "jobSummaryList", jobQueue=self.queue, filters=names)
         for row in rows:
-            yield NamedJob(name=str(row["jobName"]), over=row["status"] not in responses.LIVE)
+            yield NamedJob(name=str(row["jobName"]), over=row["status"] not in parse_observed_settings.LIVE)
 
     def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
         """See CloudExecutor."""
@@ -141,7 +141,9 @@ class BatchExecutor(CloudExecutor):
             code = job_views.view(record, row, QueueContext(queues={}, environments={})).exit_code
             container_reason = str(row.get("container", {}).get("reason", ""))
             why = "; ".join(filter(None, (reason, container_reason)))
-            states.append(JobState(over=row["status"] not in responses.LIVE, code=code, stopped=stopped, why=why))
+            states.append(
+                JobState(over=row["status"] not in parse_observed_settings.LIVE, code=code, stopped=stopped, why=why)
+            )
         return states
 
     def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:

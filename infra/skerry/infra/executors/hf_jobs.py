@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from skerry.infra.executors.labelled_base import LabelledExecutor
 from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 from skerry.infra.targets.hf_jobs.options import gpus_of
 from skerry.infra.targets.hf_jobs.resource_graph import COMMAND
-from skerry.infra.targets.hf_jobs.resources import Job
-from skerry.infra.targets.hf_jobs.service import HfJobs
+from skerry.infra.targets.hf_jobs.resource_types import Job
 from skerry.runtime import contract
 from skerry.runtime.log.records import Place
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.shared import Absent, each
+from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.executors.bucket_region import region_of_store
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
-from skerry.infra.targets.kubernetes import job_views, manifests, responses
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.targets.kubernetes import job_views, manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.cluster import Cluster, jobs_path
 from skerry.infra.targets.kubernetes.jobs import Jobs, stop
-from skerry.infra.targets.kubernetes.resources import Job
+from skerry.infra.targets.kubernetes.resource_types import Job
 from skerry.runtime import contract
 from skerry.runtime.log.records import Place
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
 
@@ -115,7 +115,7 @@ class KubernetesExecutor(CloudExecutor):
         del context  # jobs are listed by the run's label
         query = {"labelSelector": manifests.selector(self.run)}
         for row in self._cluster.items(jobs_path(self.namespace), query):
-            yield NamedJob(name=str(row["metadata"]["name"]), over=responses.pods_over(row))
+            yield NamedJob(name=str(row["metadata"]["name"]), over=parse_observed_settings.pods_over(row))
 
     def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
         """See CloudExecutor."""
@@ -152,8 +152,9 @@ class _NamedJobs(Jobs):
 
 def _state(row: Mapping[str, Any], view: Any) -> JobState:
     return JobState(
-        over=responses.pods_over(row),
+        over=parse_observed_settings.pods_over(row),
         code=view.exit_code,
-        stopped=responses.state(row) in {responses.STOPPED, responses.TERMINATING},
+        stopped=parse_observed_settings.state(row)
+        in {parse_observed_settings.STOPPED, parse_observed_settings.TERMINATING},
         why=view.why,
     )

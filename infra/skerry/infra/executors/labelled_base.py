@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.shared import each
+from skerry.infra.clouds.handler_helpers import each
 from skerry.infra.executors.bucket_region import region_of_store
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob
 from skerry.infra.targets.shared import labelled_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.infra.targets.shared.labelled_jobs import JobService, LabelledJob

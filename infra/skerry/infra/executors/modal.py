@@ -7,14 +7,14 @@ from datetime import timedelta  # noqa: TC003  a field of a dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from skerry.infra.clouds.google.generation_names import name_with_room
-from skerry.infra.executors.cloud_base import JobCreator, NamedJob
+from skerry.infra.executors.cloud_executor_base import JobCreator, NamedJob
 from skerry.infra.executors.labelled_base import LabelledExecutor
-from skerry.infra.provision.target import stem_of
+from skerry.infra.provision.target_and_store_interfaces import stem_of
+from skerry.infra.targets.modal.labelled_jobs_service import ModalSandboxes
+from skerry.infra.targets.modal.modal_client import ModalWorkspace
 from skerry.infra.targets.modal.options import LONGEST
 from skerry.infra.targets.modal.resource_graph import COMMAND
-from skerry.infra.targets.modal.resources import Job
-from skerry.infra.targets.modal.service import ModalSandboxes
-from skerry.infra.targets.modal.workspace import ModalWorkspace
+from skerry.infra.targets.modal.resource_types import Job
 from skerry.infra.targets.shared.labelled_jobs import LabelledJobs
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.infra.targets.shared.labelled_jobs import JobService
 

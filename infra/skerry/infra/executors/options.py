@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from skerry.infra.errors import Place, SpecInvalid
 from skerry.infra.executors.entrypoint import RENDEZVOUS, read_entrypoint
 from skerry.infra.run import code_archive
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import consistency, store_uri
 from skerry.infra.spec.model import Code, Faults, Outer, Replicas, Spec, SpecFile
 from skerry.infra.spec.yaml_document import Document
+from skerry.infra.spec_and_store_errors import Place, SpecInvalid
 from skerry.runtime import contract
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.shared import Absent, each
+from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.executors.bucket_region import region_of_store
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
-from skerry.infra.targets.sagemaker import job_views, responses
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.targets.sagemaker import job_views, parse_observed_settings
 from skerry.infra.targets.sagemaker.jobs import Jobs, described
 from skerry.infra.targets.sagemaker.resource_graph import OUTPUT, split_variables
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Place
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
 
@@ -111,7 +111,7 @@ class SageMakerExecutor(CloudExecutor):
             "sagemaker", self.region, "list_training_jobs", "TrainingJobSummaries", NameContains=names
         )
         for row in rows:
-            over = row["TrainingJobStatus"] not in responses.LIVE
+            over = row["TrainingJobStatus"] not in parse_observed_settings.LIVE
             yield NamedJob(name=str(row["TrainingJobName"]), over=over)
 
     def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
@@ -151,8 +151,8 @@ def _job_state(row: Mapping[str, Any] | None) -> JobState | None:
         return None
     status = str(row["TrainingJobStatus"])
     return JobState(
-        over=status not in responses.LIVE,
-        code=responses.exit_code(row),
+        over=status not in parse_observed_settings.LIVE,
+        code=parse_observed_settings.exit_code(row),
         stopped=status == "Stopped",
-        why=str(row.get("FailureReason") or responses.secondary(row)),
+        why=str(row.get("FailureReason") or parse_observed_settings.secondary(row)),
     )

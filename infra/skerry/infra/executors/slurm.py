@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from pydantic import ValidationError
 
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob
 from skerry.infra.provision.handler import StateRecord
 from skerry.infra.targets.slurm import job_views, responses
 from skerry.infra.targets.slurm.cluster import Cluster
 from skerry.infra.targets.slurm.jobs import Jobs, cancel, described, listed
 from skerry.infra.targets.slurm.options import SlurmTarget
 from skerry.infra.targets.slurm.resource_graph import folder_of, job_of
-from skerry.infra.targets.slurm.resources import Job
+from skerry.infra.targets.slurm.resource_types import Job
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.runtime.log.records import Place

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import each
-from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
-from skerry.infra.targets.vertex import built_in_accelerators, job_views, requests, responses
+from skerry.infra.clouds.handler_helpers import each
+from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.targets.vertex import built_in_accelerators, job_views, parse_observed_settings, requests
 from skerry.infra.targets.vertex.jobs import Jobs, cancel, described, listed
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 from skerry.runtime import contract
 from skerry.runtime.log.records import Place
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.run.executor import ReplicaHandle
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.infra.targets.vertex.options import Accelerator
@@ -108,7 +108,7 @@ class VertexExecutor(CloudExecutor):
     def _list_jobs(self, context: RunContext) -> Iterator[NamedJob]:
         del context  # jobs are listed by the run's label
         for row in listed(self._google, self.run, self.project, self.region):
-            over = responses.state(row) not in responses.LIVE
+            over = parse_observed_settings.state(row) not in parse_observed_settings.LIVE
             yield NamedJob(name=str(row.get("displayName", "")), over=over)
 
     def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
@@ -118,12 +118,12 @@ class VertexExecutor(CloudExecutor):
     def _job_state(self, row: Mapping[str, Any] | None) -> JobState | None:
         if row is None:
             return None
-        state = responses.state(row)
+        state = parse_observed_settings.state(row)
         return JobState(
-            over=state not in responses.LIVE,
+            over=state not in parse_observed_settings.LIVE,
             code=job_views.view(self._record("", 0, str(row["name"])), row).exit_code,
             stopped=state in _STOPPED,
-            why=str(responses.error(row).get("message") or state.removeprefix("JOB_STATE_").lower()),
+            why=str(parse_observed_settings.error(row).get("message") or state.removeprefix("JOB_STATE_").lower()),
         )
 
     def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:

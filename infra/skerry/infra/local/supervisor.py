@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from skerry.infra.errors import in_short
 from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.local.up_destroy_events import (
     Event,
@@ -37,6 +36,7 @@ from skerry.infra.run.restart_policy import (
     failed_at_startup,
     too_few_left,
 )
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.clock import Backoff
 from skerry.runtime.contract import STOP_BUDGET_S
 from skerry.runtime.errors import SkerryError

@@ -9,10 +9,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.errors import in_short
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
-from skerry.infra.local.record_endings import EndingRecorder
+from skerry.infra.local.record_killed_replicas import EndingRecorder
 from skerry.infra.local.replica_inputs import read_inputs
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
@@ -23,7 +22,7 @@ from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
-from skerry.infra.run.extend_run import expect_slots
+from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
 from skerry.infra.run.run_record import (
     check_not_lost,
@@ -34,6 +33,7 @@ from skerry.infra.run.run_record import (
     require_settings,
 )
 from skerry.infra.spec.model import ReplicaSlot
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store

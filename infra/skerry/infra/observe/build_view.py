@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.machine_times import machine_of, machine_times
-from skerry.infra.observe.recent_rounds import (
+from skerry.infra.observe.pace_of_recent_rounds import (
     loss_curve,
     marks,
     recent_rounds,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.infra.observe.history import fill_in_absent
-from skerry.infra.observe.recent_rounds import RECENT
+from skerry.infra.observe.pace_of_recent_rounds import RECENT
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.errors import Corrupt, Invalid

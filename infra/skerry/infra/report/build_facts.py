@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.machine_times import machine_of
+from skerry.infra.observe.pace_of_recent_rounds import PHASES, hidden_share, marks, phases_of, round_views
 from skerry.infra.observe.participation import count_parts, ranges
-from skerry.infra.observe.recent_rounds import PHASES, hidden_share, marks, phases_of, round_views
-from skerry.infra.observe.view_text import place, state
+from skerry.infra.observe.replica_state_text import place, state
 from skerry.infra.report.answers import answers
 from skerry.infra.report.curves import convergence, loss_curve, metric_curves
 from skerry.infra.report.facts import Code, Costs, Hardware, ReplicaFacts, ReportFacts, RoundFacts, Stretch, Traffic

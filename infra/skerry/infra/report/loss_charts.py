@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.number_text import count_text, short_number
+from skerry.infra.report.color_grid_png import png_uri
 from skerry.infra.report.curves import robust_range, thinned
 from skerry.infra.report.plot import Plot, number_label
-from skerry.infra.report.raster import png_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

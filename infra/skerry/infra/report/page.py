@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.cost.prices import rounded
 from skerry.infra.number_text import count_text, duration, short_number, size_text
+from skerry.infra.report.html_table import table
 from skerry.infra.report.loss_charts import COLOURS, has_lines, heat_map, loss_charts, losses_in_order, metric_chart
 from skerry.infra.report.loss_charts import overlaid as overlaid_metric
 from skerry.infra.report.plot import escaped, sentence
@@ -23,7 +24,6 @@ from skerry.infra.report.round_charts import (
     seconds_of_rounds,
     shares_of_replicas,
 )
-from skerry.infra.report.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

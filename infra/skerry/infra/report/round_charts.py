@@ -6,11 +6,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.number_text import duration
-from skerry.infra.observe.recent_rounds import PHASES
+from skerry.infra.observe.pace_of_recent_rounds import PHASES
+from skerry.infra.report.color_grid_png import png_uri
 from skerry.infra.report.curves import robust_range
 from skerry.infra.report.loss_charts import row_height
 from skerry.infra.report.plot import Plot
-from skerry.infra.report.raster import png_uri
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

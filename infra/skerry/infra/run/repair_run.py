@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.infra.errors import in_short
 from skerry.infra.observe.doctor.named_objects import bad_objects, parts_of, tensor_objects
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import valid_records
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere

@@ -13,8 +13,8 @@ from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 # The strictest limits of the clouds: a job of AWS Batch fails with more than 50 tags, its definition's included.
 _MOST_TAGS: Final = 20

@@ -14,10 +14,10 @@ from skerry.runtime.log.run_record import majority
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.model import Spec
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 AUTOMATIC: Final = "automatic"
 _WHERE: Final[Where] = ("failover",)

@@ -20,8 +20,8 @@ from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 REPLICATION: Final = "replication"
 PEERS: Final = "peers"

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.model import Replicas, Spec
     from skerry.infra.spec.target_kinds import TargetOptions
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 ENV: Final = "env"
 SECRETS: Final = "secrets"

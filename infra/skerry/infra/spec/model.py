@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import consistency, failover, further_places, inputs, store_uri, yaml_document
 from skerry.infra.spec.company_rules import AwsRules, GoogleRules
 from skerry.infra.spec.section import Duration, Section, between, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Reduction  # noqa: TC001  pydantic reads it
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document
+    from skerry.infra.spec_and_store_errors import Problem
 
 WORK_FOLDER: Final = ".skerry"
 """The folder next to the spec with the code, logs and process ids of its local runs. May be deleted while none runs."""

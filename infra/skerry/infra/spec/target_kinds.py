@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.model import Replicas
     from skerry.infra.spec.yaml_document import Document
+    from skerry.infra.spec_and_store_errors import Problem
 
 
 class TargetOptions(Section):

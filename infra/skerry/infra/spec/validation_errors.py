@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 # Longer values are truncated, so that a message is one line.
 _SHOWN = 60

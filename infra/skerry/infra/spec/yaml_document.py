@@ -20,7 +20,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from skerry.infra.errors import Place, Problem, SpecInvalid
+from skerry.infra.spec_and_store_errors import Place, Problem, SpecInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from skerry.infra.spec.target_kinds import TargetKinds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.provision.target import Target
+    from skerry.infra.provision.target_and_store_interfaces import Target
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

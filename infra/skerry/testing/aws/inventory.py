@@ -20,9 +20,9 @@ from moto.logs.models import logs_backends
 from moto.s3.models import s3_backends
 from moto.sagemaker.models import sagemaker_backends
 
-from skerry.testing.aws.batch_containers import SHARED_LOGS
-from skerry.testing.aws.training_host import LOGS
-from skerry.testing.jobs import OVER
+from skerry.testing.aws.batch_container_setup import SHARED_LOGS
+from skerry.testing.aws.training_container_setup import LOGS
+from skerry.testing.job_runner import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,15 +21,15 @@ from moto.moto_api._internal.models import moto_api_backend
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.errors import Invalid
 from skerry.testing.aws import shims
-from skerry.testing.aws.ecr_records import record_image
 from skerry.testing.aws.inventory import inventory
+from skerry.testing.aws.record_push_in_ecr import record_image
 from skerry.testing.aws.recording_server import AwsApplication, MotoApplication, QuietMotoHandler
 from skerry.testing.aws.shims.patching import Patches
 from skerry.testing.cloud_sandbox import CloudSandbox
 from skerry.testing.container_environment import JobDefaults
-from skerry.testing.containers import HOST, JobContainers
+from skerry.testing.docker_containers import HOST, JobContainers
 from skerry.testing.http_server import Server
-from skerry.testing.jobs import Jobs
+from skerry.testing.job_runner import Jobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.testing.google import list_filters
-from skerry.testing.google.project import page_of
 from skerry.testing.google.refusals import Refusal, absent, invalid
-from skerry.testing.jobs import JobRun
+from skerry.testing.google.shared_state import page_of
+from skerry.testing.job_runner import JobRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.testing.google.operations import Operations
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
-    from skerry.testing.jobs import JobHost, Jobs
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
+    from skerry.testing.job_runner import JobHost, Jobs
 
 OVER: Final = frozenset({"JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED"})
 _PREFIX: Final = "aiplatform.projects.locations.customJobs"

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.testing.google import cel
-from skerry.testing.google.project import masked, page_of
 from skerry.testing.google.refusals import Refusal, absent, invalid
+from skerry.testing.google.shared_state import masked, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.google.operations import Operations
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _KEPT: Final = dt.timedelta(days=30)
 _ID: Final = re.compile(r"(?!gcp-)[a-z0-9-]{4,32}")

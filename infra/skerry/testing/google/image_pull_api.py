@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.testing.google.access_tokens import Principal
-    from skerry.testing.google.project import Project
+    from skerry.testing.google.shared_state import Project
 
 _PATH: Final = re.compile(r"/v2/([^/]+)/[^/]+/.+/(?:manifests|blobs)/[^/]+")
 _DOWNLOAD: Final = "artifactregistry.repositories.downloadArtifacts"

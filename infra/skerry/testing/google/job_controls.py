@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from skerry.testing.google.custom_jobs import OVER, CustomJobs
 
 if TYPE_CHECKING:
-    from skerry.testing.google.project import Project
     from skerry.testing.google.refusals import Refusal
-    from skerry.testing.jobs import Jobs
+    from skerry.testing.google.shared_state import Project
+    from skerry.testing.job_runner import Jobs
 
 # Vertex's states as statuses of a JobRun, which `Jobs.wait` compares.
 _STATUSES: Final = {

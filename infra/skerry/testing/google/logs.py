@@ -17,7 +17,7 @@ from skerry.testing.google.refusals import Refusal, invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _MOST: Final = 1000
 _KNOWN: Final = re.compile(

@@ -18,8 +18,8 @@ from skerry.testing.http_server import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from skerry.testing.google.project import Project
     from skerry.testing.google.service_accounts import Account, Accounts
+    from skerry.testing.google.shared_state import Project
 
 ISSUER: Final = "https://accounts.google.com"
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"

@@ -10,7 +10,7 @@ from skerry.testing.google.refusals import absent
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.testing.google.project import Project, SandboxRequest
+    from skerry.testing.google.shared_state import Project, SandboxRequest
 
 
 @dataclass(kw_only=True)

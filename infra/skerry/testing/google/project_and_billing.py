@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.testing.google.project import page_of
 from skerry.testing.google.refusals import Refusal, invalid
+from skerry.testing.google.shared_state import page_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.google.operations import Operations
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _SERVICE: Final = re.compile(r"[a-z][a-z0-9-]*\.googleapis\.com")
 _MANY: Final = 20

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.testing.google.project import masked, page_of
 from skerry.testing.google.refusals import Refusal, absent, invalid
+from skerry.testing.google.shared_state import masked, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.google.operations import Operations
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _REPOSITORY: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _REPOSITORIES: Final = "artifactregistry.projects.locations.repositories"

@@ -18,28 +18,28 @@ from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.clock import SystemClock
 from skerry.testing.cloud_sandbox import CloudSandbox
 from skerry.testing.container_environment import JobDefaults
-from skerry.testing.containers import HOST, JobContainers
+from skerry.testing.docker_containers import HOST, JobContainers
 from skerry.testing.google.access_tokens import Principal
 from skerry.testing.google.custom_jobs import CustomJobs
 from skerry.testing.google.identity_pools import Pools
 from skerry.testing.google.image_pull_api import Images
 from skerry.testing.google.job_controls import JobControls
-from skerry.testing.google.job_host import VertexJobHost
 from skerry.testing.google.logs import Logs
 from skerry.testing.google.metadata_server import Machines, identity_token
 from skerry.testing.google.operations import Operations
-from skerry.testing.google.project import DEFAULT_SERVICES, Project
 from skerry.testing.google.project_and_billing import Projects, Services
 from skerry.testing.google.repositories import Repositories
 from skerry.testing.google.secret_manager import Secrets
 from skerry.testing.google.server import GoogleApplication
 from skerry.testing.google.service_accounts import Account, Accounts
+from skerry.testing.google.shared_state import DEFAULT_SERVICES, Project
 from skerry.testing.google.storage_json import Buckets
 from skerry.testing.google.storage_objects import Objects
 from skerry.testing.google.storage_xml import StorageXml
 from skerry.testing.google.token_exchange import Exchange
+from skerry.testing.google.vertex_container_setup import VertexJobHost
 from skerry.testing.http_server import Server
-from skerry.testing.jobs import Jobs
+from skerry.testing.job_runner import Jobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

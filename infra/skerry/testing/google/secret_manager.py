@@ -14,7 +14,7 @@ from skerry.testing.google.refusals import Refusal, absent
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _PREFIX: Final = "secretmanager.projects.secrets"
 _VERSION: Final = re.compile(r"projects/([^/]+)/secrets/([^/]+)/versions/(\d+|latest)")

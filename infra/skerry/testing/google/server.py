@@ -19,8 +19,8 @@ from skerry.testing.google.calls import GoogleCall
 from skerry.testing.google.discovery import Method, document
 from skerry.testing.google.method_permissions import permission_for
 from skerry.testing.google.partial_response import partial
-from skerry.testing.google.project import SandboxRequest
 from skerry.testing.google.refusals import Refusal
+from skerry.testing.google.shared_state import SandboxRequest
 from skerry.testing.google.storage_objects import Object
 from skerry.testing.google.storage_xml import StorageXml, XmlRequest
 from skerry.testing.google.token_exchange import ExchangeRefusal
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from skerry.testing.faults import Faults, How
     from skerry.testing.google.access_tokens import Principal
     from skerry.testing.google.image_pull_api import Images
-    from skerry.testing.google.project import Handler, Project
     from skerry.testing.google.refusals import Face
+    from skerry.testing.google.shared_state import Handler, Project
     from skerry.testing.google.token_exchange import Exchange
 
 _LOG: Final = logging.getLogger(__name__)

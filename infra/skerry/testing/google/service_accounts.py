@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.testing.google.access_tokens import TOKEN_S, Principal
-from skerry.testing.google.project import masked, page_of
 from skerry.testing.google.refusals import Refusal, absent, denied, invalid
+from skerry.testing.google.shared_state import masked, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
 
 _ID: Final = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 _QUOTA: Final = 100

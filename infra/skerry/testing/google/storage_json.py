@@ -10,14 +10,14 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.testing.google.project import page_of
 from skerry.testing.google.refusals import Refusal, invalid
+from skerry.testing.google.shared_state import page_of
 from skerry.testing.google.storage_objects import Bucket, Objects, Preconditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
     from skerry.testing.google.storage_objects import Object
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.google.access_tokens import Principal
-    from skerry.testing.google.project import Project
+    from skerry.testing.google.shared_state import Project
 
 LIST_PREFIX: Final = "api:storage.googleapis.com/objectListPrefix"
 _WRITE_EVERY_S: Final = 1.0

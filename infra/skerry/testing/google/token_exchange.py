@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.google.identity_pools import PoolRecord, Pools
-    from skerry.testing.google.project import Project
+    from skerry.testing.google.shared_state import Project
 
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _REQUESTED: Final = "urn:ietf:params:oauth:token-type:access_token"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from skerry.testing.kubernetes.refusals import Refused
 
 if TYPE_CHECKING:
-    from skerry.testing.jobs import JobRun, Jobs
+    from skerry.testing.job_runner import JobRun, Jobs
     from skerry.testing.kubernetes.job_controller import JobController
     from skerry.testing.kubernetes.objects import Objects
 

@@ -13,13 +13,13 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.testing.kubernetes.objects import key_of, set_condition
-from skerry.testing.kubernetes.pod_controller import gpus_of
+from skerry.testing.kubernetes.scheduler_and_nodes import gpus_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.kubernetes.objects import Objects
-    from skerry.testing.kubernetes.pod_controller import PodController
+    from skerry.testing.kubernetes.scheduler_and_nodes import PodController
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _CONTROLLER: Final = "batch.kubernetes.io/controller-uid"

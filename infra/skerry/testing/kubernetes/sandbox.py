@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.clock import SystemClock
 from skerry.testing.cloud_sandbox import CloudSandbox
-from skerry.testing.containers import JobContainers
+from skerry.testing.docker_containers import JobContainers
 from skerry.testing.http_server import Server
-from skerry.testing.jobs import Jobs
+from skerry.testing.job_runner import Jobs
 from skerry.testing.kubernetes.controls import JobControls
 from skerry.testing.kubernetes.job_controller import JobController
 from skerry.testing.kubernetes.objects import Objects
-from skerry.testing.kubernetes.pod_controller import PodController
-from skerry.testing.kubernetes.pod_host import PodHost, PodLogs
+from skerry.testing.kubernetes.pod_container_setup import PodHost, PodLogs
+from skerry.testing.kubernetes.scheduler_and_nodes import PodController
 from skerry.testing.kubernetes.server import KubernetesApplication
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from skerry.testing.faults import Faults, How
     from skerry.testing.kubernetes.job_controller import JobController
     from skerry.testing.kubernetes.objects import Key, Objects
-    from skerry.testing.kubernetes.pod_host import PodLogs
+    from skerry.testing.kubernetes.pod_container_setup import PodLogs
 
 _LOG: Final = logging.getLogger(__name__)
 _PATH: Final = re.compile(

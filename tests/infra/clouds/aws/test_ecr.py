@@ -22,7 +22,7 @@ from skerry.infra.clouds.aws.ecr import (
     lifecycle_request,
     read_manifest,
 )
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 DIGEST: Final = f"sha256:{'a' * 64}"
 IMAGE: Final = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/acme/train@{DIGEST}"

@@ -23,7 +23,7 @@ from skerry.infra.clouds.aws.iam import (
     role_request,
 )
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.shared import Absent, NotYetVisible
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible
 from skerry.infra.provision.graph import Graph, Life, Ref, as_json
 from skerry.runtime.errors import Conflict, Invalid
 

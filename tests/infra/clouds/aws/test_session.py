@@ -13,7 +13,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.errors import Kind, action_of, kind_of
 from skerry.infra.clouds.aws.session import Aws, code_of
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tests.infra.clouds.aws.account import REGION, answer, check_golden, check_m
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 
 from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups, create_request, default_vpc
-from skerry.infra.clouds.shared import NotYetVisible
+from skerry.infra.clouds.handler_helpers import NotYetVisible
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.cross_cloud import CrossCloudAccess
     from skerry.infra.provision.graph import Ref, Resource, Value
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 ACCOUNT: Final = "123456789012"

@@ -22,7 +22,7 @@ from skerry.infra.provision.graph import Graph, resolved
 from skerry.runtime.errors import SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.sandbox import Sandbox
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.cross_cloud import CrossCloudAccess
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.runtime.store import Store
 
 __all__ = ["ground"]

@@ -16,7 +16,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 
 def context_of(folder: Path, store: Path) -> RunContext:

@@ -18,7 +18,7 @@ from skerry.infra.clouds.google.gcs import Buckets
 from skerry.infra.clouds.google.replica_rules import CREATOR, MOST_PRINCIPALS, Rule, replica_rules
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts, email_of
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import NotYetVisible
+from skerry.infra.clouds.handler_helpers import NotYetVisible
 from skerry.infra.provision.graph import as_json
 from skerry.runtime.errors import Invalid
 

@@ -29,7 +29,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import Check, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, RunContext
     from skerry.testing.google import GoogleSandbox
 
 PROJECT: Final = "skerry-sandbox"

@@ -13,7 +13,7 @@ from tests.infra.clouds.google.test_service_accounts import ACCOUNT
 from skerry.infra.clouds.google.bucket_bindings import changed_policy
 from skerry.infra.clouds.google.secret_bindings import SecretBinding, SecretBindings, binding_of
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts, email_of
-from skerry.infra.clouds.shared import Absent, NotYetVisible
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible
 
 if TYPE_CHECKING:
     from tests.infra.kit import Listener

@@ -13,7 +13,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.errors import Kind, failure, kind_of, parse_refusal
 from skerry.infra.clouds.google.session import Disabled, Google, Identity, refused
-from skerry.infra.clouds.shared import Absent, NotYetVisible
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:

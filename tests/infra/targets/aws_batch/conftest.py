@@ -15,12 +15,12 @@ from tests.support.clocks import FakeClock
 from skerry.infra.clouds.aws.session import Aws
 from skerry.testing.aws.shims import (
     batch_deleting,
-    batch_job_variables,
     batch_listing,
     batch_settling,
     batch_update_fields,
     managed_policies,
-    s3_bucket_tags,
+    tags_at_bucket_creation,
+    unshare_job_environment,
 )
 from skerry.testing.aws.shims.patching import Patches
 
@@ -43,7 +43,13 @@ def shared(listener: Listener) -> Aws:
 def emulation() -> Iterator[None]:
     """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
-    for shim in (managed_policies, s3_bucket_tags, batch_job_variables, batch_listing, batch_update_fields):
+    for shim in (
+        managed_policies,
+        tags_at_bucket_creation,
+        unshare_job_environment,
+        batch_listing,
+        batch_update_fields,
+    ):
         shim.install(patches)
     batch_deleting.install(patches)
     batch_settling.install(patches, lambda: 2)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.target import Check, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, RunContext
     from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 
 GPUS = "instance_types: [g5.xlarge], gpus: 1"

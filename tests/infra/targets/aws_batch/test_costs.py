@@ -22,7 +22,7 @@ from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import Rate
+    from skerry.infra.provision.target_and_store_interfaces import Rate
 
 
 def group(count: int = 8, **options: object) -> Replicas:

@@ -21,7 +21,7 @@ from skerry.infra.clouds.aws.iam import (
 from skerry.infra.clouds.aws.policies import trust_service
 from skerry.infra.provision.handler import Condition, Desired, Handler, Observed
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:

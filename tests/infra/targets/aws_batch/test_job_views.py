@@ -10,7 +10,7 @@ from tests.infra.targets.aws_batch.kit import Scene, context_of, job_of, set_sta
 
 from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.aws_batch.job_views import QueueContext, lines, view, views
-from skerry.infra.targets.aws_batch.resources import Job
+from skerry.infra.targets.aws_batch.resource_types import Job
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from tests.infra.targets.aws_batch.kit import Scene, context_of
 
 from skerry.infra.targets.aws_batch import metadata_firewall
-from skerry.infra.targets.aws_batch.resources import LaunchTemplate
+from skerry.infra.targets.aws_batch.resource_types import LaunchTemplate
 
 if TYPE_CHECKING:
     from pathlib import Path

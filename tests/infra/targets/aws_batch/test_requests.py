@@ -20,14 +20,14 @@ from skerry.infra.provision.graph import Ref, Resource, Value, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.aws_batch import requests
 from skerry.infra.targets.aws_batch.resource_graph import build_resources
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 
 Request = Callable[[Desired], Mapping[str, Value]]

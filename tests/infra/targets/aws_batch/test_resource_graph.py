@@ -15,14 +15,14 @@ from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.provision.graph import as_json
 from skerry.infra.spec.company_rules import AwsRules
 from skerry.infra.targets.aws_batch.region_offer import RegionOffer
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, Job, JobDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from skerry.infra.provision.graph import Json, Resource
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 OPTIONS = "instance_types: [g6e.xlarge], gpus: 1"
 BYO = """byo: {job_role: 'arn:aws:iam::123456789012:role/team/mine', execution_role: exec, instance_profile: prof,

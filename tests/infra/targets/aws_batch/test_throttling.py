@@ -23,7 +23,7 @@ from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.provision.handler import Desired
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
 from skerry.infra.targets.aws_batch.jobs import Jobs
-from skerry.infra.targets.aws_batch.resources import Job
+from skerry.infra.targets.aws_batch.resource_types import Job
 from skerry.runtime.errors import Retryable
 
 if TYPE_CHECKING:

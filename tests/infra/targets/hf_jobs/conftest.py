@@ -6,7 +6,7 @@ import pytest
 from tests.support.clocks import FakeClock
 
 from skerry.infra.targets.hf_jobs.hub import Hub
-from skerry.infra.targets.hf_jobs.service import HfJobs
+from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 
 if TYPE_CHECKING:
     from skerry.testing.huggingface import HuggingFaceSandbox

@@ -12,11 +12,11 @@ from tests.infra.targets.aws import S3_STORE
 
 from skerry.infra.provision.graph import Graph
 from skerry.infra.targets.hf_jobs.resource_graph import build_resources
-from skerry.infra.targets.hf_jobs.resources import Job
+from skerry.infra.targets.hf_jobs.resource_types import Job
 
 if TYPE_CHECKING:
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/hf_jobs.yaml"

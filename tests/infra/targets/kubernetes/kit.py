@@ -14,11 +14,11 @@ from skerry.infra.clouds.google.gcs import Bucket
 from skerry.infra.provision.graph import Graph
 from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts
 from skerry.infra.targets.kubernetes.resource_graph import build_resources
-from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 
 if TYPE_CHECKING:
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.targets.kubernetes.cluster import Cluster
     from skerry.infra.targets.kubernetes.resource_graph import Trust
 

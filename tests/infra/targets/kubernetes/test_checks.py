@@ -7,12 +7,12 @@ import pytest
 import yaml
 from tests.infra.targets.kubernetes.kit import EXAMPLE, context_of, graph_of
 
-from skerry.infra.targets.kubernetes import checks, costs
+from skerry.infra.targets.kubernetes import checks, unknown_costs
 from skerry.infra.targets.kubernetes.target import open_target
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.provision.target import Check
+    from skerry.infra.provision.target_and_store_interfaces import Check
     from skerry.infra.targets.kubernetes.cluster import Cluster
     from skerry.testing.kubernetes import KubernetesSandbox
 
@@ -102,7 +102,7 @@ def test_plan_is_bound_to_the_namespaces_of_the_run(
 
 def test_price_is_unknown_and_the_time_limit_is_the_shorter_one(tmp_path: Path) -> None:
     context = context_of(tmp_path, "gpus: 1, max_runtime: 6h", more="limits: {max_hours: 24}\n")
-    (rate,) = costs.rates(context.spec.limits, context.spec.replicas)
+    (rate,) = unknown_costs.rates(context.spec.limits, context.spec.replicas)
     assert (rate.per_hour, rate.cap_hours, rate.what) == (None, 6.0, "1 CPU, 1 GPU in the namespace train")
-    (rate,) = costs.rates(context_of(tmp_path).spec.limits, context.spec.replicas[:1])
+    (rate,) = unknown_costs.rates(context_of(tmp_path).spec.limits, context.spec.replicas[:1])
     assert rate.cap_hours == 6.0

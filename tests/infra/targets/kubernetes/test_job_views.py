@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from skerry.infra.provision.target import JobView
+    from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.infra.targets.kubernetes.cluster import Cluster
     from skerry.testing.kubernetes import KubernetesSandbox
 

@@ -9,13 +9,13 @@ from tests.infra.kit import Listener, wanted
 from tests.infra.targets.kubernetes.kit import NAMESPACE, Scene, context_of
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.shared import Absent, NotYetVisible
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.plan import differences
 from skerry.infra.targets.kubernetes import manifests
 from skerry.infra.targets.kubernetes.cluster import Cluster, core_path, jobs_path
 from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts, stop
-from skerry.infra.targets.kubernetes.resources import ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import ServiceAccount
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 

@@ -6,7 +6,7 @@ from tests.infra.kit import of_kind, plain, wanted
 from tests.infra.targets.kubernetes.kit import WHOLE, check_golden, context_of, graph_of
 
 from skerry.infra.targets.kubernetes import manifests
-from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 from skerry.infra.targets.shared.resolve_refs import ready
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.provision.graph import Graph
 from skerry.infra.targets.kubernetes import checks, manifests
 from skerry.infra.targets.kubernetes.resource_graph import build_resources
-from skerry.infra.targets.kubernetes.resources import Job
+from skerry.infra.targets.kubernetes.resource_types import Job
 from skerry.infra.targets.kubernetes.store_identity import AwsTrust, GkeTrust
 
 if TYPE_CHECKING:

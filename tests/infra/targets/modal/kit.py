@@ -15,7 +15,7 @@ from skerry.infra.provision.graph import Graph
 from skerry.infra.targets.modal.resource_graph import build_resources
 
 if TYPE_CHECKING:
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/modal.yaml"

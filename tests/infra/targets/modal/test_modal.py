@@ -17,10 +17,10 @@ from skerry.infra.cost import prices
 from skerry.infra.provision.graph import Ref, resolved
 from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.modal import checks, costs
+from skerry.infra.targets.modal.labelled_jobs_service import Apps, ModalSandboxes
+from skerry.infra.targets.modal.modal_client import ModalWorkspace
 from skerry.infra.targets.modal.resource_graph import build_resources
-from skerry.infra.targets.modal.resources import App, Job
-from skerry.infra.targets.modal.service import Apps, ModalSandboxes
-from skerry.infra.targets.modal.workspace import ModalWorkspace
+from skerry.infra.targets.modal.resource_types import App, Job
 from skerry.infra.targets.shared import labelled_jobs
 from skerry.infra.targets.shared.labelled_jobs import LabelledJobs
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Desired, Observed
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/sagemaker.yaml"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.target import Check, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, Rate, RunContext
     from skerry.testing.sandbox import Sandbox
 
 PLAIN = "ml.g5.xlarge for training job usage"

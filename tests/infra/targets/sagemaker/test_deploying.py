@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.kit import failing
 
-from skerry.infra.deploy import running_jobs as working
+from skerry.infra.deploy import deployment_jobs as working
 from skerry.infra.deploy.read_clouds import run_checks
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.plan import Action
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.infra.targets.runs import SageMakerRun
 
-    from skerry.infra.provision.target import Check
+    from skerry.infra.provision.target_and_store_interfaces import Check
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -13,10 +13,10 @@ from tests.support.batchplace import make_role, trust
 
 from skerry.infra.provision.graph import as_json
 from skerry.infra.provision.handler import Condition, Desired
-from skerry.infra.provision.target import stem_of
+from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.sagemaker import jobs, requests
 from skerry.infra.targets.sagemaker.jobs import Jobs
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 

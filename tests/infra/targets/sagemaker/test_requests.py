@@ -13,7 +13,7 @@ from tests.infra.targets.sagemaker.kit import DISKLESS, SMALL, check_golden, con
 from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.sagemaker import requests
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
 from skerry.testing.aws.shims.sagemaker_requests import problems_of
@@ -21,7 +21,7 @@ from skerry.testing.aws.shims.sagemaker_requests import problems_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.targets.sagemaker.machine_lookup import Machine
 
 TARGETS = st.fixed_dictionaries(

@@ -12,7 +12,7 @@ from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import INLINE_LIMIT, document, text_of
 from skerry.infra.clouds.google.workload_identity import Provider
 from skerry.infra.provision.graph import Graph, generation_name, resolved
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

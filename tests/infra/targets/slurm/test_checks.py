@@ -17,7 +17,7 @@ from skerry.infra.targets.slurm.cluster import Answer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import Check
+    from skerry.infra.provision.target_and_store_interfaces import Check
     from skerry.infra.spec.model import Replicas
 
 IMAGE = "/shared/images/skerry.sif"

@@ -19,7 +19,7 @@ from skerry.infra.targets.vertex.target import Vertex
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/vertex.yaml"

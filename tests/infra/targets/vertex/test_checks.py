@@ -11,14 +11,14 @@ from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.cost import prices
 from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 from skerry.infra.targets.vertex.target import Vertex, open_target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.provision.target import Check, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, Rate, RunContext
     from skerry.testing.google.sandbox import GoogleSandbox
 
 ACCOUNT = f"trainer@{PROJECT}.iam.gserviceaccount.com"

@@ -12,7 +12,7 @@ from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import built_in_accelerators, requests
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid
 from skerry.testing.google import protobuf_enums
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.testing.google.sandbox import GoogleSandbox
 
 CREATE = "aiplatform.projects.locations.customJobs.create"

@@ -16,7 +16,7 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.provision.graph import as_json
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import cap_hours, quota_of, timeout_s
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import json
 
 from tests.kit.http_server import HttpReply, HttpRequest, HttpServer
 
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 
 
 class KeyServer(HttpServer):

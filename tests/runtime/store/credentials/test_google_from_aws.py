@@ -15,7 +15,7 @@ from tests.testing.google.kit import POOLS, good
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import open_store
 from skerry.runtime.store.credentials.google_from_aws import google_from_aws
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 
 if TYPE_CHECKING:
     from tests.runtime.store.credentials.conftest import Pool, RoleKeyServer

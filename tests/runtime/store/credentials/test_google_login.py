@@ -16,7 +16,7 @@ from skerry.runtime.errors import Retryable, Unauthorized
 from skerry.runtime.store import open_store
 from skerry.runtime.store.credentials.google_login import GoogleLogin, google_login
 from skerry.runtime.store.credentials.google_metadata import PATH, MetadataToken, metadata_token
-from skerry.testing.aws.roles import role_keys
+from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.google.access_tokens import Principal
 
 if TYPE_CHECKING:

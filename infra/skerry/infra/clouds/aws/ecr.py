@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from skerry.infra.clouds.aws.policies import Statement
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
 from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, Manifest, RegistryImage, manifest_of
-from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each, of
+from skerry.infra.clouds.handler_helpers import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each, of
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Contents, Observed
 from skerry.runtime.errors import Conflict, Retryable

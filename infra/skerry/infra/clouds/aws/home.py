@@ -11,8 +11,8 @@ from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import bucket_check, guarded_check, image_check
-from skerry.infra.clouds.shared import split_run_uri
-from skerry.infra.provision.target import Check
+from skerry.infra.clouds.handler_helpers import split_run_uri
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

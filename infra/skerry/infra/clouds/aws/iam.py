@@ -21,10 +21,19 @@ from skerry.infra.clouds.aws.policies import (
     text_of,
 )
 from skerry.infra.clouds.aws.tags import PATH, owned_record, owner_of, tag_list, tags_in
-from skerry.infra.clouds.shared import Absent, check_owner, differing, each, of, text, wait_deleted, wait_visible
+from skerry.infra.clouds.handler_helpers import (
+    Absent,
+    check_owner,
+    differing,
+    each,
+    of,
+    text,
+    wait_deleted,
+    wait_visible,
+)
 from skerry.infra.provision.graph import Life, Resource, Text, as_json
 from skerry.infra.provision.handler import Observed
-from skerry.infra.provision.target import is_named_by
+from skerry.infra.provision.target_and_store_interfaces import is_named_by
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:

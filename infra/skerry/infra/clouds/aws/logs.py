@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.tags import owned_record, owner_of
-from skerry.infra.clouds.shared import Absent, Event, check_owner, differing, each, wait_visible
+from skerry.infra.clouds.handler_helpers import Absent, Event, check_owner, differing, each, wait_visible
 from skerry.infra.provision.graph import Resource
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, partition_of, statements_of, text_of
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
-from skerry.infra.clouds.shared import (
+from skerry.infra.clouds.handler_helpers import (
     BUCKET_REMEDY,
     Absent,
     BucketLook,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.aws.errors import THROTTLED, Kind, action_of, kind_of
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 

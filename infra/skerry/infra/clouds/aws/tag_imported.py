@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.tags import tag_list, tags_in
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.shared import tagged_record
+from skerry.infra.clouds.handler_helpers import tagged_record
 from skerry.infra.provision.handler import ADDRESS_TAG, GENERATION_TAG, RUN_TAG
-from skerry.infra.provision.target import is_named_by, named_job
+from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
-from skerry.infra.clouds.shared import Absent, check_owner, differing, text, wait_for, wait_visible
+from skerry.infra.clouds.handler_helpers import Absent, check_owner, differing, text, wait_for, wait_visible
 from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import ADDRESS_TAG, RUN_TAG, Observed
 from skerry.runtime.errors import Conflict, Invalid

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Condition, Contents, Observed
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.spec import store_uri
 from skerry.runtime.errors import Invalid
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.provision.handler import Desired, Handler, StateRecord
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, Manifest, RegistryImage, manifest_of
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each
+from skerry.infra.clouds.handler_helpers import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Contents, Observed
 from skerry.runtime.errors import Conflict, Invalid

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.replica_rules import MOST_PRINCIPALS, MOST_RULES, Rule, expression
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.shared import VISIBLE_S, Absent, bucket_of, check_owner, of, text, wait_for
+from skerry.infra.clouds.handler_helpers import VISIBLE_S, Absent, bucket_of, check_owner, of, text, wait_for
 from skerry.infra.provision.graph import Resource, Text, as_json
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid

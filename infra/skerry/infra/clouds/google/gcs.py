@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import Disabled
-from skerry.infra.clouds.shared import (
+from skerry.infra.clouds.handler_helpers import (
     BUCKET_REMEDY,
     Absent,
     BucketLook,

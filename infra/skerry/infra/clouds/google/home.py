@@ -23,8 +23,8 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceA
 from skerry.infra.clouds.google.services import Service, Services, service
 from skerry.infra.clouds.google.session import Disabled, Google
 from skerry.infra.clouds.google.workload_identity import Pool, Pools, Provider, Providers
-from skerry.infra.clouds.shared import Absent, split_run_uri
-from skerry.infra.provision.target import Check
+from skerry.infra.clouds.handler_helpers import Absent, split_run_uri
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

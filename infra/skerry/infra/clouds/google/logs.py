@@ -13,7 +13,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.shared import Absent, Event
+from skerry.infra.clouds.handler_helpers import Absent, Event
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.shared import tagged_record
+from skerry.infra.clouds.handler_helpers import tagged_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

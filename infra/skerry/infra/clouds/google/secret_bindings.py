@@ -21,7 +21,7 @@ from skerry.infra.clouds.google.bucket_bindings import (
     same_bindings,
 )
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.shared import VISIBLE_S, Absent, check_owner, of, text, wait_for
+from skerry.infra.clouds.handler_helpers import VISIBLE_S, Absent, check_owner, of, text, wait_for
 from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid

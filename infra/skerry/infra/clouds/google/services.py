@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.shared import wait_for
+from skerry.infra.clouds.handler_helpers import wait_for
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Observed
 

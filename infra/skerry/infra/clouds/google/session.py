@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from skerry.infra.clouds.google.errors import Kind, Refusal, failure, kind_of, parse_refusal
-from skerry.infra.clouds.shared import Absent, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, wait_for
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.shared import Absent, check_owner, differing, each, wait_visible
+from skerry.infra.clouds.handler_helpers import Absent, check_owner, differing, each, wait_visible
 from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid

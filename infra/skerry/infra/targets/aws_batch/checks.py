@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import route_checks
 from skerry.infra.clouds.aws.vpc import subnet_of
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.aws_batch.machine_sizing import shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.region_offer import find_region_offer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
 
 # The quotas of running vCPUs, on demand and spot, by the beginning of a type. The longest match counts.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.cost.prices import HOURS_A_MONTH, rounded
-from skerry.infra.provision.target import Rate
+from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.targets.aws_batch.machine_sizing import own_hours, shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.region_offer import described
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.cost.prices import Prices
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.aws_batch.machine_sizing import Machine
 

@@ -15,10 +15,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tags_in
-from skerry.infra.clouds.shared import Absent, check_owner, differing, owner_conflict, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, check_owner, differing, owner_conflict, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG, RUN_TAG, Condition
-from skerry.infra.targets.aws_batch import requests, responses
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.aws_batch import parse_observed_settings, requests
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable
@@ -215,7 +215,7 @@ class ComputeEnvironments(_Validated):
         raise AssertionError("unreachable")
 
     def _seen(self, row: Mapping[str, Any], region: str) -> Observed:
-        return responses.compute_environment(row, region)
+        return parse_observed_settings.compute_environment(row, region)
 
     def _request(self, desired: Desired) -> Tree:
         return requests.compute_environment(desired)
@@ -233,7 +233,7 @@ class Queues(_Validated):
     FIELD = "jobQueue"
 
     def _seen(self, row: Mapping[str, Any], region: str) -> Observed:
-        return responses.queue(row, region)
+        return parse_observed_settings.queue(row, region)
 
     def _request(self, desired: Desired) -> Tree:
         return requests.queue(desired)
@@ -291,7 +291,7 @@ class JobDefinitions:
             for row in rows:
                 tags: Mapping[str, str] = row.get("tags", {})
                 if owner_of(tags) == run:
-                    outputs = responses.job_definition(row, region).outputs
+                    outputs = parse_observed_settings.job_definition(row, region).outputs
                     name = outputs["name"]
                     named[name] = owned_record(JobDefinition, name=name, region=region, tags=tags, outputs=outputs)
             yield from named.values()
@@ -301,7 +301,7 @@ class JobDefinitions:
         row = self._newest(desired.resource.region, desired.name)
         if row is None:
             return None
-        seen = responses.job_definition(row, desired.resource.region)
+        seen = parse_observed_settings.job_definition(row, desired.resource.region)
         check_owner(seen, desired, "job definition", _REMEDY)
         return seen.outputs
 
@@ -310,7 +310,7 @@ class JobDefinitions:
             row = self._newest(desired.resource.region, desired.name)
         if row is None or row.get("status") == "INACTIVE":
             return None
-        return responses.job_definition(row, desired.resource.region)
+        return parse_observed_settings.job_definition(row, desired.resource.region)
 
     def _newest(self, region: str, name: str) -> Mapping[str, Any] | None:
         return max(self._active(region, name), key=lambda row: int(row["revision"]), default=None)
@@ -386,7 +386,7 @@ class LaunchTemplates:
             )
         except Absent:
             return None
-        return responses.launch_template(row, answer["LaunchTemplateVersions"][0], region)
+        return parse_observed_settings.launch_template(row, answer["LaunchTemplateVersions"][0], region)
 
     def _rows(self, region: str, name: str) -> list[Mapping[str, Any]]:
         """Return the template of this name or id. Raises Absent if there is none."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.logs import events
-from skerry.infra.provision.target import JobView
-from skerry.infra.targets.aws_batch import responses
+from skerry.infra.provision.target_and_store_interfaces import JobView
+from skerry.infra.targets.aws_batch import parse_observed_settings
 from skerry.infra.targets.aws_batch.jobs import described
 from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import LogLine
+    from skerry.infra.provision.target_and_store_interfaces import LogLine
 
 # The most names in one call.
 _AT_ONCE: Final = 100
@@ -103,7 +103,7 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None, context: Queu
         slot=slot_of(state_record),
         job=job,
         state=status,
-        condition=responses.job(row, state_record.region).condition,
+        condition=parse_observed_settings.job(row, state_record.region).condition,
         why=_why(row, status, attempts, code, context),
         # While a job runs, its current attempt is usually not in the list of attempts.
         attempt=len(attempts) + (1 if status == "RUNNING" and not _lists_current(row, attempts) else 0),

@@ -12,10 +12,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.tags import owned_job, owner_of
-from skerry.infra.clouds.shared import Absent, NotYetVisible, text, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, text, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG
-from skerry.infra.targets.aws_batch import requests, responses
-from skerry.infra.targets.aws_batch.resources import Job
+from skerry.infra.targets.aws_batch import parse_observed_settings, requests
+from skerry.infra.targets.aws_batch.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid, Retryable
 
@@ -57,7 +57,7 @@ class Jobs:
             row = rows.get(desired.outputs.get("id", "")) or next(
                 (row for row in named if _is_this(row, desired)), None
             )
-            seen.append(None if row is None else responses.job(row, region))
+            seen.append(None if row is None else parse_observed_settings.job(row, region))
         return seen
 
     def create(self, desired: Desired) -> Mapping[str, str]:
@@ -68,7 +68,7 @@ class Jobs:
         ]
         for row in existing:
             if _is_this(row, desired) and row["status"] != "FAILED":
-                return responses.job(row, region).outputs
+                return parse_observed_settings.job(row, region).outputs
         self._end(region, desired.name, [str(row["jobId"]) for row in existing if _is_live(row)])
         try:
             answer = self._aws.call_once("batch", region, "submit_job", **ready(requests.job(desired)))
@@ -91,7 +91,7 @@ class Jobs:
         for region in sorted(regions):
             for queue in self._aws.pages("batch", region, "describe_job_queues", "jobQueues"):
                 for row in self._named(region, str(queue["jobQueueArn"]), _OURS):
-                    outputs, tags = responses.job(row, region).outputs, row.get("tags", {})
+                    outputs, tags = parse_observed_settings.job(row, region).outputs, row.get("tags", {})
                     job = owned_job(Job, run, name=str(row["jobName"]), region=region, tags=tags, outputs=outputs)
                     if job is not None and _is_live(row):
                         yield job
@@ -103,7 +103,7 @@ class Jobs:
         def ask() -> Mapping[str, str] | None:
             for row in self._named(region, text(desired.settings["queue"]), desired.name):
                 if _is_this(row, desired) and row["status"] != "FAILED":
-                    return responses.job(row, region).outputs
+                    return parse_observed_settings.job(row, region).outputs
             return None
 
         clock = self._aws.clock
@@ -180,7 +180,7 @@ def _is_this(row: Mapping[str, Any], desired: Desired) -> bool:
 
 
 def _is_live(row: Mapping[str, Any]) -> bool:
-    return row["status"] in responses.LIVE
+    return row["status"] in parse_observed_settings.LIVE
 
 
 def _common(names: Collection[str]) -> str:

@@ -15,8 +15,8 @@ from skerry.runtime.log.records import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 # Batch User Guide, "Job timeouts".
 _SHORTEST_S: Final = 60

@@ -19,7 +19,7 @@ from skerry.infra.clouds.aws.vpc import SecurityGroup
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.aws_batch.machine_sizing import attempt_s, shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.shared.aws_replica_roles import (
     STORE_ADDRESS,
     ReplicaRole,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.clouds.cross_cloud import GoogleStore
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
     from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 

@@ -22,7 +22,7 @@ from skerry.infra.targets.aws_batch.jobs import Jobs
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.region_offer import find_region_offer
 from skerry.infra.targets.aws_batch.resource_graph import build_resources
-from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.shared.aws_target import AwsTarget
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.hf_jobs.options import HfJobsTarget, gpus_of
-from skerry.infra.targets.shared.store_keys import missing_variables
+from skerry.infra.targets.shared.store_secrets_option import missing_variables
 from skerry.runtime.errors import SkerryError, Unauthorized
 
 if TYPE_CHECKING:

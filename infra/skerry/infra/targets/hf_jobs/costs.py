@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.provision.target import Rate
+from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.targets.hf_jobs.options import HfJobsTarget
 from skerry.infra.targets.hf_jobs.resource_graph import timeout_s
 

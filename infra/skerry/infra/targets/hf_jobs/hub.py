@@ -14,7 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.shared import Absent, Event
+from skerry.infra.clouds.handler_helpers import Absent, Event
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:

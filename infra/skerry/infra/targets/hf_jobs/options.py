@@ -10,14 +10,14 @@ from pydantic import Field
 
 from skerry.infra.spec.section import Duration, between, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
-from skerry.infra.targets.shared.store_keys import Secrets, store_problems
+from skerry.infra.targets.shared.store_secrets_option import Secrets, store_problems
 from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document
+    from skerry.infra.spec_and_store_errors import Problem
 
 _NAMESPACE: Final = shaped(r"[A-Za-z0-9]([A-Za-z0-9-]{0,40}[A-Za-z0-9])?", "a user or an organization of Hugging Face")
 _FLAVOR: Final = shaped(r"[a-z0-9]+(-[a-z0-9]+)*", "a flavor, as `hf jobs hardware` lists it")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.targets.hf_jobs.options import HfJobsTarget, gpus_of
-from skerry.infra.targets.hf_jobs.resources import Job
+from skerry.infra.targets.hf_jobs.resource_types import Job
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
 
 COMMAND: Final = ("skerry-replica", "run")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra import clouds
 from skerry.infra.targets.hf_jobs import checks, costs
 from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 from skerry.infra.targets.hf_jobs.resource_graph import build_resources
-from skerry.infra.targets.hf_jobs.resources import Job
-from skerry.infra.targets.hf_jobs.service import HfJobs
+from skerry.infra.targets.hf_jobs.resource_types import Job
 from skerry.infra.targets.shared import labelled_jobs
 from skerry.runtime.errors import Invalid, SkerryError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

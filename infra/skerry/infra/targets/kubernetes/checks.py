@@ -10,14 +10,14 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.shared import Absent, each
+from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.provision.graph import short_name
 from skerry.infra.provision.plan import desired_of
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.kubernetes import manifests
 from skerry.infra.targets.kubernetes.cluster import jobs_path
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
-from skerry.infra.targets.kubernetes.resources import Job
+from skerry.infra.targets.kubernetes.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 

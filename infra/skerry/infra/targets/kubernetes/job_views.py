@@ -13,9 +13,9 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.shared import Absent
-from skerry.infra.provision.target import JobView, LogLine
-from skerry.infra.targets.kubernetes import manifests, responses
+from skerry.infra.clouds.handler_helpers import Absent
+from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
+from skerry.infra.targets.kubernetes import manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.cluster import core_path, jobs_path
 from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
@@ -39,9 +39,9 @@ _JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _AGAIN: Final = "`skerry apply` starts another"
 _EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): "an outside failure"}
 _STATES: Final = {
-    responses.COMPLETE: "done",
-    responses.STOPPED: "stopped on request",
-    responses.TERMINATING: "it is being stopped",
+    parse_observed_settings.COMPLETE: "done",
+    parse_observed_settings.STOPPED: "stopped on request",
+    parse_observed_settings.TERMINATING: "it is being stopped",
 }
 _FAILURES: Final = {
     "DeadlineExceeded": "its time limit was reached: `limits` or max_runtime of the spec",
@@ -94,22 +94,23 @@ def views(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[JobVie
 def view(state_record: StateRecord, facts: JobFacts) -> JobView:
     """Describe one job. Pure."""
     row = facts.row
-    if row is None or state_record.outputs.get("uid") not in {None, "", responses.outputs(row)["uid"]}:
+    if row is None or state_record.outputs.get("uid") not in {None, "", parse_observed_settings.outputs(row)["uid"]}:
         text = f"Kubernetes has no record of it: it was stopped and deleted; {_AGAIN}"
         return unknown_job(state_record, state_record.name, text)
-    state, code = responses.state(row), _exit_code(facts.pods)
+    state, code = parse_observed_settings.state(row), _exit_code(facts.pods)
     live = [pod for pod in facts.pods if not _ended(pod)]
     started = _started_s(facts.pods)
     return JobView(
         slot=slot_of(state_record),
         job=state_record.name,
         state=state,
-        condition=responses.condition(row),
+        condition=parse_observed_settings.condition(row),
         why=_why(row, state, facts, code),
-        attempt=int(responses.status(row).get("failed") or 0) + (1 if live or state == responses.COMPLETE else 0),
-        exit_code=code if responses.over(row) else None,
+        attempt=int(parse_observed_settings.status(row).get("failed") or 0)
+        + (1 if live or state == parse_observed_settings.COMPLETE else 0),
+        exit_code=code if parse_observed_settings.over(row) else None,
         started_s=started,
-        ended_s=_ended_s(row) if responses.over(row) else None,
+        ended_s=_ended_s(row) if parse_observed_settings.over(row) else None,
         again=_may_succeed_again(row, state, code),
     )
 
@@ -163,7 +164,9 @@ def _facts(cluster: Cluster, namespace: str, selector: str) -> dict[tuple[str, s
     pods: dict[str, list[Mapping[str, Any]]] = {}
     for pod in _by_age(cluster.items(core_path(namespace, "pods"), query)):
         pods.setdefault(str(pod["metadata"]["labels"].get(_JOB_NAME)), []).append(pod)
-    waiting = [name for name, row in rows.items() if not responses.over(row) and not _live(pods.get(name, ()))]
+    waiting = [
+        name for name, row in rows.items() if not parse_observed_settings.over(row) and not _live(pods.get(name, ()))
+    ]
     events: dict[str, str] = {}
     if waiting:
         warnings = cluster.items(core_path(namespace, "events"), {"fieldSelector": "type=Warning"})
@@ -177,11 +180,11 @@ def _facts(cluster: Cluster, namespace: str, selector: str) -> dict[tuple[str, s
 def _why(row: Mapping[str, Any], state: str, facts: JobFacts, code: int | None) -> str:
     if state in _STATES:
         return _STATES[state]
-    if state == responses.FAILED:
-        reason = responses.reason(row)
+    if state == parse_observed_settings.FAILED:
+        reason = parse_observed_settings.reason(row)
         meaning = _FAILURES.get(str(reason.get("reason")), "")
         return joined(_with(meaning, str(reason.get("message", ""))), exit_text(code, _EXIT_CODES))
-    if state == responses.SUSPENDED:
+    if state == parse_observed_settings.SUSPENDED:
         queue = row["metadata"].get("labels", {}).get(manifests.QUEUE_LABEL)
         if queue is None:
             return "it was suspended by hand; `kubectl` can set `suspend: false`"
@@ -197,19 +200,19 @@ def _why_live(facts: JobFacts) -> str:
             return _meaning(facts.event)
         return "waits before its next attempt" if facts.pods else "its pod is being created"
     pod = live[-1]
-    conditions = responses.conditions(pod)
+    conditions = parse_observed_settings.conditions(pod)
     if pod["metadata"].get("deletionTimestamp"):
         lost = any(condition.get("reason") == "DeletionByTaintManager" for condition in conditions)
         return _LOST_NODE if lost else "its pod is being stopped, and another one follows"
     for condition in conditions:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _meaning(str(condition.get("message") or condition.get("reason", "")))
-    for container in responses.status(pod).get("containerStatuses") or ():
+    for container in parse_observed_settings.status(pod).get("containerStatuses") or ():
         if waiting := container.get("state", {}).get("waiting"):
             return _with(
                 _WAITING.get(str(waiting.get("reason")), str(waiting.get("reason"))), waiting.get("message", "")
             )
-    return "" if responses.status(pod).get("phase") == "Running" else "waits for a node"
+    return "" if parse_observed_settings.status(pod).get("phase") == "Running" else "waits for a node"
 
 
 def _previous_attempt(pods: Sequence[Mapping[str, Any]]) -> str:
@@ -221,7 +224,10 @@ def _previous_attempt(pods: Sequence[Mapping[str, Any]]) -> str:
 
 def _may_succeed_again(row: Mapping[str, Any], state: str, code: int | None) -> bool:
     """Return whether the job failed and another start may succeed. A stop and a time limit are not failures."""
-    failed = state == responses.FAILED and responses.reason(row).get("reason") == "BackoffLimitExceeded"
+    failed = (
+        state == parse_observed_settings.FAILED
+        and parse_observed_settings.reason(row).get("reason") == "BackoffLimitExceeded"
+    )
     return failed and (code is None or may_succeed_again(code))
 
 
@@ -239,7 +245,7 @@ def _live(pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _ended(pod: Mapping[str, Any]) -> bool:
-    return responses.status(pod).get("phase") in {"Succeeded", "Failed"}
+    return parse_observed_settings.status(pod).get("phase") in {"Succeeded", "Failed"}
 
 
 def _by_age(pods: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -252,7 +258,7 @@ def _exit_code(pods: Sequence[Mapping[str, Any]]) -> int | None:
     codes = [
         int(ended["exitCode"])
         for pod in pods
-        for container in responses.status(pod).get("containerStatuses") or ()
+        for container in parse_observed_settings.status(pod).get("containerStatuses") or ()
         if (ended := container.get("state", {}).get("terminated")) is not None
     ]
     return codes[-1] if codes else None
@@ -263,7 +269,7 @@ def _started_s(pods: Sequence[Mapping[str, Any]]) -> float | None:
     times = [
         state[kind].get("startedAt")
         for pod in pods
-        for container in responses.status(pod).get("containerStatuses") or ()
+        for container in parse_observed_settings.status(pod).get("containerStatuses") or ()
         for state in (container.get("state", {}),)
         for kind in ("running", "terminated")
         if kind in state
@@ -272,7 +278,10 @@ def _started_s(pods: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _ended_s(row: Mapping[str, Any]) -> float | None:
-    return _seconds(responses.status(row).get("completionTime") or responses.reason(row).get("lastTransitionTime"))
+    return _seconds(
+        parse_observed_settings.status(row).get("completionTime")
+        or parse_observed_settings.reason(row).get("lastTransitionTime")
+    )
 
 
 def _seconds(time: object) -> float | None:

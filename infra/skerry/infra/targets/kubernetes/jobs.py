@@ -12,12 +12,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.shared import Absent, check_owner, each, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, check_owner, each, wait_for
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.target import is_named_by, named_job
-from skerry.infra.targets.kubernetes import manifests, responses
+from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
+from skerry.infra.targets.kubernetes import manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.cluster import core_path, jobs_path
-from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
@@ -42,7 +42,7 @@ class Jobs:
     def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read. One listing for each namespace; recorded jobs that are missing from it are read by name."""
         rows = _rows(self._cluster, all_desired, jobs_path)
-        return [None if row is None else responses.job(row) for row in rows]
+        return [None if row is None else parse_observed_settings.job(row) for row in rows]
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create. Another job of the name is deleted first, because a slot has one job."""
@@ -56,10 +56,10 @@ class Jobs:
             with suppress(Absent):
                 return self._created(path, desired)
             raise
-        if _is_this(row, desired) and not responses.over(row):
-            return responses.outputs(row)
+        if _is_this(row, desired) and not parse_observed_settings.over(row):
+            return parse_observed_settings.outputs(row)
         self._end(path, row)
-        return responses.outputs(self._cluster.apply(path, body, manager))
+        return parse_observed_settings.outputs(self._cluster.apply(path, body, manager))
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Fields that another manager changed are taken back, as the plan has shown."""
@@ -71,14 +71,14 @@ class Jobs:
         if desired.settings["deadline_s"] is None and "activeDeadlineSeconds" in row["spec"]:
             # An apply removes no field that it does not name and another manager has added.
             row = self._cluster.patch(path, {"spec": {"activeDeadlineSeconds": None}})
-        return responses.outputs(row)
+        return parse_observed_settings.outputs(row)
 
     def delete(self, state_record: StateRecord) -> None:
         """See Handler.delete. Its pods are stopped, and deleted with it and their logs."""
         path = jobs_path(state_record.region, state_record.name)
         with suppress(Absent):
             row = self._cluster.get(path)
-            if state_record.outputs.get("uid") in {None, "", responses.outputs(row)["uid"]}:
+            if state_record.outputs.get("uid") in {None, "", parse_observed_settings.outputs(row)["uid"]}:
                 self._end(path, row)
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
@@ -86,16 +86,20 @@ class Jobs:
         for namespace in sorted(regions):
             for row in self._cluster.items(jobs_path(namespace)):
                 name = str(row["metadata"]["name"])
-                if responses.owner(row) == run:
-                    yield responses.record_of(Job, row, name, 0)
-                elif responses.owner(row) is None and is_named_by(run, name) and not responses.over(row):
-                    yield responses.record_of(Job, row, *named_job(run, name))
+                if parse_observed_settings.owner(row) == run:
+                    yield parse_observed_settings.record_of(Job, row, name, 0)
+                elif (
+                    parse_observed_settings.owner(row) is None
+                    and is_named_by(run, name)
+                    and not parse_observed_settings.over(row)
+                ):
+                    yield parse_observed_settings.record_of(Job, row, *named_job(run, name))
 
     def _created(self, path: str, desired: Desired) -> Mapping[str, str]:
         """The outputs of the job whose request had no answer. Raises Absent if it was not made."""
         row = self._cluster.get(path)
-        if _is_this(row, desired) and not responses.over(row):
-            return responses.outputs(row)
+        if _is_this(row, desired) and not parse_observed_settings.over(row):
+            return parse_observed_settings.outputs(row)
         raise Absent(desired.name)
 
     def _existing(self, path: str, desired: Desired, error: Exception) -> dict[str, Any]:
@@ -104,19 +108,19 @@ class Jobs:
             row = self._cluster.get(path)
         except Absent:
             raise error from None
-        check_owner(responses.job(row), desired, "job", _REMEDY)
+        check_owner(parse_observed_settings.job(row), desired, "job", _REMEDY)
         return row
 
     def _end(self, path: str, row: Mapping[str, Any]) -> None:
         """Delete a job after its pods. Raises NotYetVisible on a timeout."""
-        uid = responses.outputs(row)["uid"]
+        uid = parse_observed_settings.outputs(row)["uid"]
         clock = self._cluster.clock
         with suppress(Absent, Conflict):  # Conflict: it is another one already
             self._cluster.delete(path, uid)
 
         def gone() -> bool | None:
             try:
-                return True if responses.outputs(self._cluster.get(path))["uid"] != uid else None
+                return True if parse_observed_settings.outputs(self._cluster.get(path))["uid"] != uid else None
             except Absent:
                 return True
 
@@ -134,7 +138,7 @@ class ServiceAccounts:
     def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read. One listing for each namespace."""
         rows = _rows(self._cluster, all_desired, _accounts_path)
-        return [None if row is None else responses.service_account(row) for row in rows]
+        return [None if row is None else parse_observed_settings.service_account(row) for row in rows]
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
@@ -142,7 +146,7 @@ class ServiceAccounts:
             return self._apply(desired, force=False)
         except Conflict:
             row = self._cluster.get(_accounts_path(desired.resource.region, desired.name))
-            check_owner(responses.service_account(row), desired, "service account", _REMEDY)
+            check_owner(parse_observed_settings.service_account(row), desired, "service account", _REMEDY)
             return self._apply(desired, force=True)
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
@@ -161,12 +165,14 @@ class ServiceAccounts:
         for namespace in sorted(regions):
             query = {"labelSelector": manifests.selector(run)}
             for row in self._cluster.items(_accounts_path(namespace), query):
-                if responses.owner(row) == run:
-                    yield responses.record_of(ServiceAccount, row, str(row["metadata"]["name"]), 0)
+                if parse_observed_settings.owner(row) == run:
+                    yield parse_observed_settings.record_of(ServiceAccount, row, str(row["metadata"]["name"]), 0)
 
     def _apply(self, desired: Desired, *, force: bool) -> Mapping[str, str]:
         path, body = _accounts_path(desired.resource.region, desired.name), ready(manifests.service_account(desired))
-        return responses.outputs(self._cluster.apply(path, body, manifests.manager(desired.run), force=force))
+        return parse_observed_settings.outputs(
+            self._cluster.apply(path, body, manifests.manager(desired.run), force=force)
+        )
 
 
 def _accounts_path(namespace: str, name: str | None = None) -> str:
@@ -194,7 +200,7 @@ def _rows(cluster: Cluster, all_desired: Sequence[Desired], path_of: Any) -> lis
 
 def _is_this(row: Mapping[str, Any], desired: Desired) -> bool:
     """Return whether it is this job: one from before a destroy may have other settings."""
-    return responses.notes(row).get(manifests.SETTINGS) == manifests.settings_digest(desired)
+    return parse_observed_settings.notes(row).get(manifests.SETTINGS) == manifests.settings_digest(desired)
 
 
 def stop(cluster: Cluster, namespace: str, name: str) -> None:
@@ -203,7 +209,7 @@ def stop(cluster: Cluster, namespace: str, name: str) -> None:
     A suspended job has no pods. Kueue, which owns `suspend`, may take that back; then the time limit is over at once.
     """
     path = jobs_path(namespace, name)
-    if responses.condition(cluster.get(path)) is Condition.READY:
+    if parse_observed_settings.condition(cluster.get(path)) is Condition.READY:
         cluster.patch(
             path,
             {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.owner_labels import run_mark
 from skerry.infra.provision.graph import as_json
-from skerry.infra.targets.kubernetes.resources import Job
+from skerry.infra.targets.kubernetes.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import Tree, environment_list
 from skerry.runtime.contract import ExitCode
 

@@ -18,8 +18,8 @@ from skerry.runtime.log.records import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document
+    from skerry.infra.spec_and_store_errors import Problem
 
 # A name of a namespace, of a service account, of a Secret, of a claim: RFC 1123, "label" and "subdomain".
 _LABEL: Final = shaped(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a name of Kubernetes: small letters, digits and '-'")

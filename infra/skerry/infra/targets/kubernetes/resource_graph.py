@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
-from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 from skerry.infra.targets.kubernetes.store_identity import StoreIdentity
 from skerry.runtime import contract
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
     Trust: TypeAlias = Callable[[RunContext, Replicas, ServiceAccount], StoreIdentity]

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.inputs import Inputs
-    from skerry.infra.targets.kubernetes.resources import ServiceAccount
+    from skerry.infra.targets.kubernetes.resource_types import ServiceAccount
 
 AUDIENCE: Final = "sts.amazonaws.com"
 """The audience of the tokens, for which IAM's OIDC provider of a cluster is made as well."""

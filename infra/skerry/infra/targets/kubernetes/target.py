@@ -12,14 +12,14 @@ from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.google import home as google_home
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.shared import Absent
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.spec.store_uri import FILE
-from skerry.infra.targets.kubernetes import checks, costs, job_views
+from skerry.infra.targets.kubernetes import checks, job_views, unknown_costs
 from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
 from skerry.infra.targets.kubernetes.resource_graph import build_resources
-from skerry.infra.targets.kubernetes.resources import Job, ServiceAccount
+from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 from skerry.infra.targets.kubernetes.store_identity import AwsTrust, GkeTrust
 from skerry.runtime.errors import Invalid
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.kubernetes.resource_graph import Trust
     from skerry.infra.targets.kubernetes.store_identity import StoreIdentity
@@ -125,7 +125,7 @@ class Kubernetes:
 
     def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
         """See Target.rates."""
-        return costs.rates(context.spec.limits, groups)
+        return unknown_costs.rates(context.spec.limits, groups)
 
     def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""

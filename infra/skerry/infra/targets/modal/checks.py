@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.clouds.shared import Absent
-from skerry.infra.provision.target import Check
+from skerry.infra.clouds.handler_helpers import Absent
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.modal.options import ModalTarget
 from skerry.infra.targets.modal.resource_graph import ISSUER
 from skerry.runtime.errors import SkerryError, Unauthorized
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.spec.model import Replicas
-    from skerry.infra.targets.modal.workspace import ModalWorkspace
+    from skerry.infra.targets.modal.modal_client import ModalWorkspace
 
 
 def checks(workspace: ModalWorkspace, aws: Aws, groups: Sequence[Replicas]) -> Iterator[Check]:

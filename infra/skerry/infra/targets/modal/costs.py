@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.provision.target import Rate
+from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.targets.modal.options import ModalTarget
 from skerry.infra.targets.modal.resource_graph import timeout_s
 

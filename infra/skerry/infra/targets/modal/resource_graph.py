@@ -17,7 +17,7 @@ from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.modal.options import LONGEST, ModalTarget
-from skerry.infra.targets.modal.resources import App, Job
+from skerry.infra.targets.modal.resource_types import App, Job
 from skerry.infra.targets.shared.aws_replica_roles import mirror_policies
 from skerry.runtime import contract
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
 
 COMMAND: Final = ("skerry-replica", "run")

@@ -9,11 +9,11 @@ from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.cost import prices
 from skerry.infra.targets.modal import checks, costs
+from skerry.infra.targets.modal.labelled_jobs_service import Apps, ModalSandboxes
+from skerry.infra.targets.modal.modal_client import ModalWorkspace
 from skerry.infra.targets.modal.options import ModalTarget
 from skerry.infra.targets.modal.resource_graph import build_resources
-from skerry.infra.targets.modal.resources import App, Job
-from skerry.infra.targets.modal.service import Apps, ModalSandboxes
-from skerry.infra.targets.modal.workspace import ModalWorkspace
+from skerry.infra.targets.modal.resource_types import App, Job
 from skerry.infra.targets.shared import labelled_jobs
 from skerry.runtime.errors import Invalid
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

@@ -11,7 +11,7 @@ from skerry.infra.clouds.aws.ecr import image_in_ecr, read_manifest
 from skerry.infra.clouds.aws.s3 import Buckets
 from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.bucket_and_image_checks import DOCKER_MANIFEST
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.sagemaker import quotas
 from skerry.infra.targets.sagemaker.machine_lookup import find_machine
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.provision.target import Rate
+from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.resource_graph import cap_s
 

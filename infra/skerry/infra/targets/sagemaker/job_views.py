@@ -9,9 +9,9 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.logs import events
-from skerry.infra.clouds.shared import Absent, each
-from skerry.infra.provision.target import JobView
-from skerry.infra.targets.sagemaker import responses
+from skerry.infra.clouds.handler_helpers import Absent, each
+from skerry.infra.provision.target_and_store_interfaces import JobView
+from skerry.infra.targets.sagemaker import parse_observed_settings
 from skerry.infra.targets.sagemaker.jobs import described
 from skerry.infra.targets.sagemaker.resource_graph import LOGS
 from skerry.infra.targets.shared.job_view_helpers import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.handler import StateRecord
-    from skerry.infra.provision.target import LogLine
+    from skerry.infra.provision.target_and_store_interfaces import LogLine
 
 # The meaning of a failure, by the beginning of its reason.
 _FAILURES: Final = {
@@ -74,18 +74,18 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None) -> JobView:
     if row is None:
         why = "SageMaker has no record of it; the run's own records have its end"
         return unknown_job(state_record, _name(state_record), why)
-    status, secondary = str(row["TrainingJobStatus"]), responses.secondary(row)
+    status, secondary = str(row["TrainingJobStatus"]), parse_observed_settings.secondary(row)
     return JobView(
         slot=slot_of(state_record),
         job=_name(state_record),
         # The secondary status says more while a job runs, and why it was stopped.
         state=secondary if status in {"InProgress", "Stopped"} else status,
-        condition=responses.job(row, None, state_record.region).condition,
+        condition=parse_observed_settings.job(row, None, state_record.region).condition,
         why=_why(row, status, secondary),
         attempt=_starts(row),
-        exit_code=responses.exit_code(row),
+        exit_code=parse_observed_settings.exit_code(row),
         started_s=_seconds(row.get("TrainingStartTime")),
-        ended_s=None if status in responses.LIVE else _seconds(row.get("TrainingEndTime")),
+        ended_s=None if status in parse_observed_settings.LIVE else _seconds(row.get("TrainingEndTime")),
         again=_may_succeed_again(row, status),
     )
 
@@ -108,7 +108,8 @@ def _why(row: Mapping[str, Any], status: str, secondary: str) -> str:
             reason = str(row.get("FailureReason", "")).strip()
             meaning = next((text for start, text in _FAILURES.items() if reason.startswith(start)), "")
             return joined(
-                f"{meaning} ({reason})" if meaning else reason, exit_text(responses.exit_code(row), _EXIT_CODES)
+                f"{meaning} ({reason})" if meaning else reason,
+                exit_text(parse_observed_settings.exit_code(row), _EXIT_CODES),
             )
         case "Stopped" | "Stopping":
             return _ENDS.get(secondary, _ENDS.get(status, ""))
@@ -120,7 +121,7 @@ def _may_succeed_again(row: Mapping[str, Any], status: str) -> bool:
     """Return whether the job failed and another start may succeed. A stop and a time limit are not failures."""
     if status != "Failed":
         return False
-    if (code := responses.exit_code(row)) is not None:
+    if (code := parse_observed_settings.exit_code(row)) is not None:
         return may_succeed_again(code)
     return str(row.get("FailureReason", "")).startswith(_PASSING)
 

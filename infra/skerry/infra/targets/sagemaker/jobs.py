@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_job, owner_of, tags_in
-from skerry.infra.clouds.shared import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG, Condition
-from skerry.infra.provision.target import stem_of
-from skerry.infra.targets.sagemaker import quotas, requests, responses
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.provision.target_and_store_interfaces import stem_of
+from skerry.infra.targets.sagemaker import parse_observed_settings, quotas, requests
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
@@ -98,7 +98,7 @@ class Jobs:
         """See Handler.list_owned. Reads the tags of jobs with the run's names only."""
         stem = stem_of(run)
         for region in sorted(regions):
-            live = [row for status in responses.LIVE for row in self._listed(region, status, stem)]
+            live = [row for status in parse_observed_settings.LIVE for row in self._listed(region, status, stem)]
             tags = each(lambda row, region=region: self._tags(region, row), live)
             for row, row_tags in zip(live, tags, strict=True):
                 name = str(row["TrainingJobName"])
@@ -114,7 +114,7 @@ class Jobs:
             return None
         known = desired.outputs.get("arn") == row["TrainingJobArn"]
         owner = desired.run if known else owner_of(self._tags(region, row))
-        return responses.job(row, owner, region)
+        return parse_observed_settings.job(row, owner, region)
 
     def _make(self, desired: Desired) -> Mapping[str, str]:
         """Create the job. Raises Conflict if its name is taken."""
@@ -167,7 +167,7 @@ class Jobs:
         row = described(self._aws, region, desired.name)
         if row is None:
             return None
-        seen = responses.job(row, owner_of(self._tags(region, row)), region)
+        seen = parse_observed_settings.job(row, owner_of(self._tags(region, row)), region)
         if seen.owner != desired.run:
             raise owner_conflict("training job", desired.name, seen.owner, _REMEDY)
         if seen.condition is not Condition.LOST and not differing(desired, seen):
@@ -198,7 +198,7 @@ class Jobs:
         def ended() -> str | None:
             now = described(self._aws, region, name)
             status = "gone" if now is None else str(now["TrainingJobStatus"])
-            return None if status in (*responses.LIVE, _DELETING) else status
+            return None if status in (*parse_observed_settings.LIVE, _DELETING) else status
 
         deadline = self._aws.clock.now() + _ENDED_S
         status = wait_for(self._aws.clock, f"the job {name} has ended", deadline, ended)

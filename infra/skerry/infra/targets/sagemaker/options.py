@@ -15,14 +15,14 @@ from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_d
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
 from skerry.infra.targets.shared.check_bucket_name import s3_problem
-from skerry.infra.targets.shared.image_registry_check import image_problems
+from skerry.infra.targets.shared.image_pull_check import image_problems
 from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 _EXAMPLE_IMAGE: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"
 # API reference, AlgorithmSpecification, TrainingImage.

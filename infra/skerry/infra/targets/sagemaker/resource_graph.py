@@ -18,7 +18,7 @@ from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.quotas import DEFAULT
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.aws_replica_roles import (
     STORE_ADDRESS,
     ReplicaRole,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.clouds.cross_cloud import GoogleStore
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Limits, Replicas, ReplicaSlot
     from skerry.infra.targets.sagemaker.machine_lookup import Machine
 

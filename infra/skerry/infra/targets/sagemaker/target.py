@@ -12,7 +12,7 @@ from skerry.infra.targets.sagemaker.jobs import Jobs
 from skerry.infra.targets.sagemaker.machine_lookup import find_machine
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.resource_graph import build_resources, runtime_s
-from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.aws_target import AwsTarget
 from skerry.runtime.errors import Invalid
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.sagemaker.machine_lookup import Machine
     from skerry.runtime.clock import Clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.vpc import DefaultVpc, subnet_of
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from skerry.infra.targets.shared import check_bucket_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document
+    from skerry.infra.spec_and_store_errors import Problem
 
 MOST_ROLES: Final = 200
 """The most roles for single replicas that one kind of target creates in a run (decision 0005)."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.clouds.cross_cloud import GoogleStore
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 STORE_ADDRESS: Final = f"{Bucket.KIND}.{STORE}"

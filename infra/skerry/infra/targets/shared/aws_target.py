@@ -12,7 +12,7 @@ from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.cross_cloud import google_store
 from skerry.infra.clouds.google import home as google_home
-from skerry.infra.clouds.shared import BucketLook
+from skerry.infra.clouds.handler_helpers import BucketLook
 from skerry.infra.cost import prices
 from skerry.infra.targets.shared.aws_replica_roles import is_in_google, is_in_s3
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.cost.prices import Prices
     from skerry.infra.provision.handler import Desired, Observed
-    from skerry.infra.provision.target import Check, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.target import JobView, LogLine
+from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid
 

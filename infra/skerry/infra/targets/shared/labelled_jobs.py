@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from skerry.infra.clouds.google import owner_labels
-from skerry.infra.clouds.shared import Absent, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, wait_for
 from skerry.infra.provision.graph import as_json, refs
 from skerry.infra.provision.handler import Condition, Observed
-from skerry.infra.provision.target import JobView, LogLine
+from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
@@ -33,7 +33,7 @@ from skerry.runtime.errors import Invalid, Retryable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from skerry.infra.clouds.shared import Event
+    from skerry.infra.clouds.handler_helpers import Event
     from skerry.infra.provision.graph import Json, Resource
     from skerry.infra.provision.handler import Desired, StateRecord
     from skerry.runtime.clock import Clock

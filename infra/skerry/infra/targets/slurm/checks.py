@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.provision.target import Check
+from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.slurm.options import SlurmTarget
 from skerry.runtime.errors import SkerryError, Unauthorized
 

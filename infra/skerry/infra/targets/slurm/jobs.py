@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.shared import NotYetVisible, wait_for
+from skerry.infra.clouds.handler_helpers import NotYetVisible, wait_for
 from skerry.infra.targets.slurm import requests, responses
 from skerry.runtime.errors import Invalid, Retryable
 

@@ -17,8 +17,8 @@ from skerry.runtime.log.records import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 _EXAMPLE_IMAGE: Final = "/shared/images/skerry.sif"
 # No text may begin an option of sbatch or ssh of its own, or hold a blank.

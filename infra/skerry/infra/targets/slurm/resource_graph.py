@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from skerry.infra.clouds.aws.s3 import Bucket
-from skerry.infra.provision.target import stem_of
+from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.spec import store_uri
 from skerry.infra.targets.slurm.options import SlurmTarget
-from skerry.infra.targets.slurm.resources import Job
+from skerry.infra.targets.slurm.resource_types import Job
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.provision.graph import Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 _MIB = 1 << 20

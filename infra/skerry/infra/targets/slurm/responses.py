@@ -11,11 +11,11 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.shared import tagged_record
+from skerry.infra.clouds.handler_helpers import tagged_record
 from skerry.infra.provision.graph import generation_name
 from skerry.infra.provision.handler import Condition, Observed
-from skerry.infra.provision.target import is_named_by, named_job
-from skerry.infra.targets.slurm.resources import Job
+from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
+from skerry.infra.targets.slurm.resource_types import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

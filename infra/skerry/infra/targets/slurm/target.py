@@ -11,7 +11,7 @@ from skerry.infra.targets.slurm.cluster import HERE, Cluster
 from skerry.infra.targets.slurm.jobs import Jobs
 from skerry.infra.targets.slurm.options import SlurmTarget
 from skerry.infra.targets.slurm.resource_graph import build_resources
-from skerry.infra.targets.slurm.resources import Job
+from skerry.infra.targets.slurm.resource_types import Job
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

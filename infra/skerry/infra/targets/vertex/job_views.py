@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.logs import events
-from skerry.infra.provision.target import JobView, LogLine
+from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
@@ -22,7 +22,7 @@ from skerry.infra.targets.shared.job_view_helpers import (
     slot_of,
     unknown_job,
 )
-from skerry.infra.targets.vertex import responses
+from skerry.infra.targets.vertex import parse_observed_settings
 from skerry.infra.targets.vertex.jobs import described, listed, place_of
 from skerry.infra.targets.vertex.replica_sizing import quota_of
 from skerry.runtime.contract import ExitCode
@@ -91,7 +91,7 @@ def views(google: Google, state_records: Sequence[StateRecord]) -> list[JobView]
     """
     rows: dict[str, Mapping[str, Any]] = {}
     for place in {place for record in state_records if (place := place_of(record)) is not None}:
-        rows |= {responses.outputs(row)["id"]: row for row in listed(google, *place)}
+        rows |= {parse_observed_settings.outputs(row)["id"]: row for row in listed(google, *place)}
     return [
         view(record, rows.get(record.outputs.get("id", "")) or _by_name(google, record)) for record in state_records
     ]
@@ -106,14 +106,16 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None) -> JobView:
     return JobView(
         slot=slot_of(state_record),
         job=job,
-        state=responses.state(row).removeprefix("JOB_STATE_"),
-        condition=responses.condition(row),
+        state=parse_observed_settings.state(row).removeprefix("JOB_STATE_"),
+        condition=parse_observed_settings.condition(row),
         why=_why(state_record, row),
         # A job that replaces a lost one is the next generation.
         attempt=0 if started is None else state_record.generation + 1,
         exit_code=_exit_code(row),
         started_s=started,
-        ended_s=None if responses.state(row) in responses.LIVE else _seconds(row.get("endTime")),
+        ended_s=None
+        if parse_observed_settings.state(row) in parse_observed_settings.LIVE
+        else _seconds(row.get("endTime")),
         again=_may_succeed_again(row),
     )
 
@@ -136,16 +138,16 @@ def _by_name(google: Google, state_record: StateRecord) -> Mapping[str, Any] | N
 
 
 def _why(state_record: StateRecord, row: Mapping[str, Any]) -> str:
-    state = responses.state(row)
-    if state == responses.DONE:
+    state = parse_observed_settings.state(row)
+    if state == parse_observed_settings.DONE:
         return "done"
     if state == "JOB_STATE_QUEUED":
         return _why_waiting(state_record)
-    if state in responses.LIVE:
+    if state in parse_observed_settings.LIVE:
         return _STATES.get(state, "")
     if state == "JOB_STATE_EXPIRED":
         return f"its time limit was reached before it ran; {_AGAIN}"
-    error = responses.error(row)
+    error = parse_observed_settings.error(row)
     message, code = str(error.get("message", "")), _exit_code(row)
     if code is not None:
         return joined(_meaning(message), exit_text(code, _EXIT_CODES))
@@ -155,9 +157,9 @@ def _why(state_record: StateRecord, row: Mapping[str, Any]) -> str:
 
 def _may_succeed_again(row: Mapping[str, Any]) -> bool:
     """Return whether the job failed and another start may succeed. A stop and a time limit are not failures."""
-    if responses.state(row) != "JOB_STATE_FAILED":
+    if parse_observed_settings.state(row) != "JOB_STATE_FAILED":
         return False
-    error = responses.error(row)
+    error = parse_observed_settings.error(row)
     if (code := _exit_code(row)) is not None:
         return may_succeed_again(code)
     meaning = _meaning(str(error.get("message", "")))
@@ -184,9 +186,9 @@ def _meaning(message: str) -> str:
 
 
 def _exit_code(row: Mapping[str, Any]) -> int | None:
-    if responses.state(row) == responses.DONE:
+    if parse_observed_settings.state(row) == parse_observed_settings.DONE:
         return 0
-    match = _STATUS.search(str(responses.error(row).get("message", "")))
+    match = _STATUS.search(str(parse_observed_settings.error(row).get("message", "")))
     return None if match is None else int(match[1])
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import Disabled
-from skerry.infra.clouds.shared import Absent, NotYetVisible, text, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, text, wait_for
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.target import is_named_by, named_job
+from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
 from skerry.infra.targets.shared.resolve_refs import ready
-from skerry.infra.targets.vertex import requests, responses
+from skerry.infra.targets.vertex import parse_observed_settings, requests
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
@@ -61,15 +61,15 @@ class Jobs:
             if place not in known:
                 known[place] = list(listed(self._google, *place))
             row = self._row_of(desired, known[place])
-            seen.append(None if row is None else responses.job(row, desired.resource.region, desired.run))
+            seen.append(None if row is None else parse_observed_settings.job(row, desired.resource.region, desired.run))
         return seen
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create. Another job of the name is ended first, because a slot has one job."""
-        existing = [row for row in self._named(desired) if responses.condition(row) is not Condition.LOST]
+        existing = [row for row in self._named(desired) if parse_observed_settings.condition(row) is not Condition.LOST]
         for row in existing:
             if _is_this(row, desired):
-                return responses.outputs(row)
+                return parse_observed_settings.outputs(row)
         for row in existing:
             self._end(str(row["name"]), desired.name)
         body = ready(requests.job(desired))
@@ -91,28 +91,28 @@ class Jobs:
         """See Handler.list_owned. Ended jobs too, which have a record until they are deleted."""
         for region in sorted(region for region in regions if _REGION.fullmatch(region)):
             for row in listed(self._google, run, self._google.project, region):
-                mark = owner_labels.of_labels(responses.labels(row))
+                mark = owner_labels.of_labels(parse_observed_settings.labels(row))
                 if mark is not None:
-                    yield responses.record_of(row, mark, region)
+                    yield parse_observed_settings.record_of(row, mark, region)
             yield from self._unlabelled(run, region)
 
     def _unlabelled(self, run: str, region: str) -> Iterator[StateRecord]:
         """Return the live jobs that have the run's names and no label of a run. A filter matches whole names only."""
         path = f"v1/projects/{self._google.project}/locations/{region}/customJobs"
-        for state in responses.LIVE:
+        for state in parse_observed_settings.LIVE:
             rows = _all(self._google, path, f'state="{state}"')
             for row in rows:
                 name = str(row.get("displayName", ""))
-                if owner_labels.of_labels(responses.labels(row)) is None and is_named_by(run, name):
+                if owner_labels.of_labels(parse_observed_settings.labels(row)) is None and is_named_by(run, name):
                     key, generation = named_job(run, name)
                     mark = owner_labels.OwnerLabel(run=owner_labels.run_mark(run), key=key, generation=generation)
-                    yield responses.record_of(row, mark, region)
+                    yield parse_observed_settings.record_of(row, mark, region)
 
     def _row_of(self, desired: Desired, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         known = desired.outputs.get("id")
         if known is None:
             return next((row for row in rows if _is_this(row, desired)), None)
-        row = next((row for row in rows if responses.outputs(row)["id"] == known), None)
+        row = next((row for row in rows if parse_observed_settings.outputs(row)["id"] == known), None)
         return described(self._google, desired.outputs["name"]) if row is None else row
 
     def _created(self, desired: Desired, body: Mapping[str, object]) -> Mapping[str, str]:
@@ -138,8 +138,8 @@ class Jobs:
 
         def ask() -> Mapping[str, str] | None:
             for row in self._named(desired):
-                if _is_this(row, desired) and responses.condition(row) is not Condition.LOST:
-                    return responses.outputs(row)
+                if _is_this(row, desired) and parse_observed_settings.condition(row) is not Condition.LOST:
+                    return parse_observed_settings.outputs(row)
             return None
 
         clock = self._google.clock
@@ -154,7 +154,9 @@ class Jobs:
 
         def ended() -> bool | None:
             row = described(self._google, name)
-            return True if row is None or responses.state(row) not in responses.LIVE else None
+            return (
+                True if row is None or parse_observed_settings.state(row) not in parse_observed_settings.LIVE else None
+            )
 
         try:
             if ended() is None:
@@ -223,14 +225,14 @@ def cancel(google: Google, name: str) -> None:
         row = described(google, name)
         if row is None and isinstance(error, Absent):
             raise
-        if row is not None and responses.state(row) in responses.STOPPABLE:
+        if row is not None and parse_observed_settings.state(row) in parse_observed_settings.STOPPABLE:
             raise
 
 
 def _is_this(row: Mapping[str, Any], desired: Desired) -> bool:
     """Return whether it is this job: a job from before a destroy may have other settings."""
     digest = requests.known_digest(desired)
-    known = digest is None or responses.labels(row).get(requests.SPEC_LABEL) == digest
+    known = digest is None or parse_observed_settings.labels(row).get(requests.SPEC_LABEL) == digest
     return known and row.get("displayName") == desired.name
 
 

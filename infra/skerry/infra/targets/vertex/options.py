@@ -13,15 +13,15 @@ from skerry.infra.spec.section import Duration, Section, Size, between, or_defau
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared.aws_options import tag_problems
 from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem, s3_problem
-from skerry.infra.targets.shared.image_registry_check import image_problems
+from skerry.infra.targets.shared.image_pull_check import image_problems
 from skerry.infra.targets.vertex import built_in_accelerators
 from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.errors import Problem
     from skerry.infra.spec.yaml_document import Document, Where
+    from skerry.infra.spec_and_store_errors import Problem
 
 _EXAMPLE_IMAGE: Final = "us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu"
 # Vertex AI, "Configure container settings for custom training": Artifact Registry or Docker Hub. A name whose first

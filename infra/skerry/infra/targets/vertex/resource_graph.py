@@ -24,14 +24,14 @@ from skerry.infra.targets.shared.aws_replica_roles import is_in_s3, mirror_polic
 from skerry.infra.targets.vertex import requests
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.provision.target import RunContext
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 _STORE: Final = f"{google_storage.Bucket.KIND}.{STORE}"

@@ -23,7 +23,7 @@ from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.vertex import checks, costs, job_views
 from skerry.infra.targets.vertex.jobs import Jobs
 from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
-from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.resource_types import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
-    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from skerry.testing.aws.shims.patching import Patches
     from skerry.testing.container_environment import JobDefaults
-    from skerry.testing.jobs import Jobs
+    from skerry.testing.job_runner import Jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,35 +38,35 @@ def install(
     """
     from skerry.testing.aws.shims import (  # noqa: PLC0415  they import moto
         batch_deleting,
-        batch_job_variables,
         batch_jobs,
         batch_listing,
         batch_service_linked_role,
         batch_settling,
         batch_submitting,
         batch_update_fields,
-        ecr_images,
+        listing_during_deletes,
         managed_policies,
+        policy_actions_and_denials,
         policy_conditions,
-        s3_bucket_tags,
-        s3_denials,
-        s3_listing,
+        registry_behind_ecr,
         sagemaker_jobs,
         sagemaker_requests,
         secret_resources,
         signed_url_posts,
+        tags_at_bucket_creation,
+        unshare_job_environment,
         web_identity,
     )
 
     installers: dict[str, Callable[[Patches], object]] = {
         "policy_conditions": policy_conditions.install,
-        "s3_denials": s3_denials.install,
-        "s3_bucket_tags": s3_bucket_tags.install,
-        "s3_listing": s3_listing.install,
+        "s3_denials": policy_actions_and_denials.install,
+        "s3_bucket_tags": tags_at_bucket_creation.install,
+        "s3_listing": listing_during_deletes.install,
         "managed_policies": managed_policies.install,
         "batch_service_linked_role": batch_service_linked_role.install,
-        "ecr_images": lambda patches: ecr_images.install(patches, defaults.registry, now.any_image),
-        "batch_job_variables": batch_job_variables.install,
+        "ecr_images": lambda patches: registry_behind_ecr.install(patches, defaults.registry, now.any_image),
+        "batch_job_variables": unshare_job_environment.install,
         "batch_submitting": batch_submitting.install,
         "batch_listing": batch_listing.install,
         "batch_update_fields": batch_update_fields.install,

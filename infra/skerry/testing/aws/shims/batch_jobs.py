@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from flask import has_request_context, request
 from moto.batch.models import Job
 
-from skerry.testing.aws.batch_containers import BatchJobHost, requirement
-from skerry.testing.jobs import OVER, JobRun, Jobs, attempt_fields
+from skerry.testing.aws.batch_container_setup import BatchJobHost, requirement
+from skerry.testing.job_runner import OVER, JobRun, Jobs, attempt_fields
 
 if TYPE_CHECKING:
     from skerry.testing.aws.shims.patching import Patches

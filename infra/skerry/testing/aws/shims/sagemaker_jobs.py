@@ -21,10 +21,10 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import FakeTrainingJob, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
-from skerry.testing.aws.training_host import TrainingJobHost
+from skerry.testing.aws.training_container_setup import TrainingJobHost
 from skerry.testing.batch_retry_rules import TIMED_OUT
-from skerry.testing.containers import NOT_STARTED
-from skerry.testing.jobs import INTERRUPTED, JobRun, Jobs
+from skerry.testing.docker_containers import NOT_STARTED
+from skerry.testing.job_runner import INTERRUPTED, JobRun, Jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

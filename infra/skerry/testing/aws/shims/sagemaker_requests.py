@@ -17,8 +17,8 @@ from moto.core.utils import get_service_model
 from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseException
 from moto.sagemaker.responses import SageMakerResponse
 
-from skerry.testing.aws.roles import role_keys
-from skerry.testing.jobs import StartRefused
+from skerry.testing.aws.container_role_keys import role_keys
+from skerry.testing.job_runner import StartRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

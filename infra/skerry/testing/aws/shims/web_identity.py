@@ -23,8 +23,8 @@ from moto.iam.exceptions import NotFoundException
 from moto.iam.models import iam_backends
 from moto.sts.responses import TokenResponse
 
+from skerry.testing.aws.container_role_keys import trusts
 from skerry.testing.aws.errors import error_response
-from skerry.testing.aws.roles import trusts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,188 @@
+"""A deployed run as a plain value: its spec, packed code, clouds, targets and handlers. Names no cloud.
+
+`prepare` calls a cloud only to check its account, for a spec that allows certain ones; reading an attribute never does.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra import clouds, targets
+from skerry.infra.cost import prices
+from skerry.infra.cost.mirror_costs import MirrorRoute, route_of
+from skerry.infra.deploy.lock_owner_identity import abandoned
+from skerry.infra.provision.state_store import StateStore
+from skerry.infra.provision.target_and_store_interfaces import RunContext
+from skerry.infra.run import code_archive
+from skerry.infra.spec.model import Byo
+from skerry.runtime.errors import Unauthorized
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Handler
+    from skerry.infra.provision.target_and_store_interfaces import StoreCloud, Target
+    from skerry.infra.run.code_archive import Bundle
+    from skerry.infra.spec.model import Replicas, SpecFile
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
+
+# The operator waits for each of these calls.
+_DEADLINE_S: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deployment:
+    """A spec whose replicas are jobs, and the objects that reach its clouds.
+
+    home: the cloud of the run's store, and home_name its name. mirror_homes: the clouds of its mirrors, by name, home
+    included. targets: those of the spec, by kind. other_targets: all
+    others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
+    kinds can be created. These functions may look up credentials; each does its work once:
+    bucket: the resource that holds the run's store; created before all others and deleted after them.
+    mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it. mirror_routes: their traffic.
+    open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror.
+    open_state: opens the state, in the run's store or at the spec's `state`.
+    check_allowed: raises Unauthorized if the spec does not allow the account of one of these clouds.
+    """
+
+    spec: SpecFile
+    clock: Clock
+    code: Bundle
+    context: RunContext
+    home_name: str
+    home: StoreCloud
+    mirror_homes: Mapping[str, StoreCloud]
+    targets: Mapping[str, Target]
+    other_targets: tuple[Target, ...]
+    handlers: Mapping[str, Handler]
+    bucket: Callable[[], Resource]
+    mirrors: Callable[[], Mapping[str, Resource]]
+    mirror_routes: Callable[[], tuple[MirrorRoute, ...]]
+    open_store: Callable[[], Store]
+    open_source: Callable[[str], Store]
+    open_state: Callable[[], StateStore]
+    check_allowed: Callable[[Iterable[str]], None]
+
+    @property
+    def run(self) -> str:
+        """The run's URI; every resource of the run is tagged with it."""
+        return self.spec.run_uri
+
+    @property
+    def all_targets(self) -> tuple[Target, ...]:
+        """The targets that the spec does not name, then those it names."""
+        return (*self.other_targets, *self.targets.values())
+
+    def groups(self) -> Iterator[tuple[Target, list[Replicas]]]:
+        """Each target of the spec with its groups."""
+        for kind, target in self.targets.items():
+            yield target, [group for group in self.spec.spec.replicas if group.target.kind == kind]
+
+
+def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Deployment:
+    """The deployment of a spec. Packs the code. Raises Invalid if the code or the store cannot be used.
+
+    environment: where credentials and endpoints are looked up. Raises Unauthorized if the spec does not allow the
+    account of a cloud: nothing else is called before, so no command looks up or changes anything in another account.
+    """
+    clouds.check_allowed(spec, clock, environment)
+    code = code_archive.pack(spec.code_path)
+    context = RunContext(
+        spec=spec.spec,
+        run_uri=spec.run_uri,
+        image=spec.spec.image or "",
+        code=code.digest,
+        replica_slots=spec.replica_slots,
+    )
+    groups = spec.spec.replicas
+    home = clouds.open_home(spec.run_uri, clock, environment, groups)
+    mirror_homes: dict[str, StoreCloud] = {}
+    for uri in spec.mirrors:
+        name = clouds.home_of(uri)
+        is_home = name == clouds.home_of(spec.run_uri)
+        mirror_homes.setdefault(name, home if is_home else clouds.open_home(uri, clock, environment, groups))
+    named_kinds = {group.target.kind for group in groups}
+    opened = {
+        kind: targets.open_target(kind, clock, environment, groups)
+        for kind in sorted(targets.kinds().deployed | named_kinds)
+    }
+    named = {kind: target for kind, target in opened.items() if kind in named_kinds}
+    others = tuple(target for kind, target in opened.items() if kind not in named_kinds)
+    handlers = dict(home.handlers())
+    for cloud in mirror_homes.values():
+        handlers |= cloud.handlers()
+    for target in (*others, *named.values()):
+        handlers |= target.handlers()
+
+    def open_at(uri: str) -> Store:
+        variables = {**environment, **home.environment(context)}
+        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+
+    def list_mirrors() -> Mapping[str, Resource]:
+        buckets = {
+            bucket.name: bucket
+            for cloud in mirror_homes.values()
+            for bucket in clouds.under_rules(cloud.mirrors(context), spec.spec)
+        }
+        return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
+
+    def list_routes() -> tuple[MirrorRoute, ...]:
+        own = prices.own_file(environment)
+        places = {uri: (clouds.home_of(uri), bucket.region) for uri, bucket in list_mirrors().items()}
+        return tuple(route_of(uri, spec.mirrors[uri], place, groups, own) for uri, place in places.items())
+
+    @functools.cache
+    def open_run_store() -> Store:
+        return open_at(spec.run_uri)
+
+    @functools.cache
+    def open_state() -> StateStore:
+        store = open_run_store() if spec.state_uri is None else open_at(spec.state_uri)
+        return StateStore(store, clock, abandoned)
+
+    return Deployment(
+        spec=spec,
+        clock=clock,
+        code=code,
+        context=context,
+        home_name=clouds.home_of(spec.run_uri),
+        home=home,
+        mirror_homes=mirror_homes,
+        targets=named,
+        other_targets=others,
+        handlers=handlers,
+        bucket=functools.cache(lambda: clouds.under_rules(home.resources(context)[:1], spec.spec)[0]),
+        mirrors=functools.cache(list_mirrors),
+        mirror_routes=functools.cache(list_routes),
+        open_store=open_run_store,
+        open_source=lambda uri: (
+            open_at(uri)
+            if _bucket_of(uri) == _bucket_of(spec.run_uri)
+            else _open_other(context, clock, environment, uri)
+        ),
+        open_state=open_state,
+        check_allowed=functools.partial(clouds.check_allowed, spec, clock, environment),
+    )
+
+
+def _open_other(context: RunContext, clock: Clock, environment: Mapping[str, str], uri: str) -> Store:
+    """Open a run in another bucket, which may be in another region or in another cloud."""
+    variables = dict(environment)
+    if clouds.is_home(uri):
+        of_bucket = replace(context, run_uri=uri, spec=context.spec.model_copy(update={"byo": Byo(bucket=True)}))
+        # Perhaps only its owner may look up its region; then it is the region of the operator's environment.
+        with suppress(Unauthorized):
+            home = clouds.open_home(uri, clock, environment, context.spec.replicas)
+            variables |= home.environment(of_bucket)
+    return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+
+
+def _bucket_of(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
