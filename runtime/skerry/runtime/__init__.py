@@ -4,8 +4,8 @@ Each line imports only from the lines below it:
 
     __main__        the commands `run` and `check` of a container
     container       starts the training command in a container and reports how it ended
-    replica         sets up a run for a training script; slot_numbers: its number and its share of the data;
-                    export: the trained model of a run as a file
+    replica         sets up a run for a training script; replica_number_and_share: its part of the data; export: the
+                    trained model of a run as a file
     manager         torchft's Manager over the bucket; allreduce: averages over a fixed set of ranks
     training        one replica's rounds: join, contribute, follow, catch up, late work
     replication     copies of a replica's state at its other ranks
@@ -15,8 +15,8 @@ Each line imports only from the lines below it:
     log             object keys, records, and reading and writing them
     store           object stores behind five verbs, with credentials and retries
     contract        environment variables and exit codes between launchers and replicas
-    clock, events   time and randomness; log events; daemon_executors: threads that do not keep a process alive;
-                    output_file: a user's file, written whole or not at all
+    clock           time and randomness; structured_logging: log events; daemon_executors: threads that do not keep
+                    a process alive; output_file: a user's file, written whole or not at all
     errors          all errors, by what the caller does next
 
 `load` is `export.load`. It needs torch, so it is imported when it is first used.

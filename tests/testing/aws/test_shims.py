@@ -140,7 +140,7 @@ def test_shim_secret_resources() -> None:
 
 def test_shim_s3_denials() -> None:
     codes: list[tuple[str, str]] = []
-    for without in ({"s3_denials"}, ()):
+    for without in ({"policy_actions_and_denials"}, ()):
         with Sandbox(without=without) as sandbox:
             s3 = protect(sandbox, NO_READING)
             s3.put_object(Bucket="run", Key="secret")
@@ -157,7 +157,7 @@ def test_shim_ecr_images() -> None:
         return ecr.batch_get_image(repositoryName="skerry", imageIds=[{"imageDigest": named}])
 
     with registry(contents) as server:
-        with Sandbox(registry=server.host, without={"ecr_images"}) as sandbox:
+        with Sandbox(registry=server.host, without={"registry_behind_ecr"}) as sandbox:
             ecr = sandbox.client("ecr")
             ecr.create_repository(repositoryName="skerry")
             assert images(ecr)["images"] == [], "moto asks a registry now"
@@ -292,10 +292,10 @@ def list_during_deletion(sandbox: Sandbox) -> list[str] | str:
 NO: Final = "ClientException"
 # By shim: what is tried, its result by moto alone, and with the shim.
 PROBES: Final[dict[str, tuple[Callable[[Sandbox], Any], Any, Any]]] = {
-    "s3_bucket_tags": (bucket_tags, 0, 1),
-    "s3_listing": (list_during_deletion, "'b'", ["a", "b", "c"]),
+    "tags_at_bucket_creation": (bucket_tags, 0, 1),
+    "listing_during_deletes": (list_during_deletion, "'b'", ["a", "b", "c"]),
     "managed_policies": (managed, "NoSuchEntity", ""),
-    "batch_job_variables": (variables, [3, 4, 5], [2, 2, 2]),
+    "unshare_job_environment": (variables, [3, 4, 5], [2, 2, 2]),
     "batch_submitting": (submissions, ["", ""], [NO, NO]),
     "batch_listing": (listings, (1, 1, 0, ""), (0, 0, 1, NO)),
     "batch_update_fields": (updates, (8, []), (64, [600])),

@@ -4,7 +4,7 @@
 2. determine the slot: contract, hyperparameters, the platform's numbers; run.json
 3. fetch the code by its digest, and unpack it into a fresh folder; fetch the job's secrets
 4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets
-5. where the run has `failover`, go on in another store once this one is lost (`store_watch`)
+5. where the run has `failover`, go on in another store once this one is lost (`failover_watch`)
 6. write the outcome record and SageMaker's failure file; return the exit code
 """
 

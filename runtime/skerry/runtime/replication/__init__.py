@@ -1,15 +1,15 @@
 """Keeps copies of a replica's state at its ranks and on its machines, and gets them back.
 
-    local_checkpoints   own saves of a rank on its machine, with copies at peers; in the format of a checkpoint
-      strategies        which ranks hold copies of which: cliques, built eagerly or at the first call
-        group           a process group: states in, sealed copies out; a plan is executed here
-          transport     bytes between ranks until a deadline; errors that all ranks of the job raise
-          flat          tensors as a few flat buffers, and their seal
-        state_dict      a state that can be taken apart into tensors and the rest
-        plans           cliques, plans and NoReplicasAvailableError: pure, without torch
+    local_and_peer_checkpoints    own saves of a rank on its machine, with copies at peers; in the format of a checkpoint
+      copy_strategies             which ranks hold copies of which: cliques, built eagerly or at the first call
+        exchange_between_ranks    a process group: states in, sealed copies out; a plan is executed here
+          transport               bytes between ranks until a deadline; errors that all ranks of the job raise
+          flat_buffers            tensors as a few flat buffers, and their seal
+        tensors_of_state_dict     a state that can be taken apart into tensors and the rest
+        copy_placement            cliques, plans and NoReplicasAvailableError: pure, without torch
 
-    a save       pack (flat) -> headers to all (group) -> buffers to all at once (transport) -> verify -> agree
-    a restart    ids that each rank holds -> plan with alternates (plans) -> verify, send, verify -> agree
+    a save       pack (flat_buffers) -> headers to all -> buffers to all at once (transport) -> verify -> agree
+    a restart    ids that each rank holds -> plan with alternates (copy_placement) -> verify, send, verify -> agree
 
 The public names are those of NVIDIA's resiliency extension (nvidia-resiliency-ext), whose managers can use these
 classes by a changed import. The design is GEMINI's (SOSP 2023). Importing this package loads no torch.
@@ -51,17 +51,17 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "ExchangePlan": "plans",
-    "ExchangePlanEntry": "plans",
-    "GroupWrapper": "group",
-    "NoReplicasAvailableError": "plans",
-    "parse_group_sequence": "plans",
-    "BasicTensorAwareStateDict": "state_dict",
-    "TensorAwareStateDict": "state_dict",
+    "ExchangePlan": "copy_placement",
+    "ExchangePlanEntry": "copy_placement",
+    "GroupWrapper": "exchange_between_ranks",
+    "NoReplicasAvailableError": "copy_placement",
+    "parse_group_sequence": "copy_placement",
+    "BasicTensorAwareStateDict": "tensors_of_state_dict",
+    "TensorAwareStateDict": "tensors_of_state_dict",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'strategies')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'copy_strategies')}"), name)

@@ -1,7 +1,7 @@
 """One replica's life: joins the run, trains, exchanges, follows when behind, ends rounds early, heals, finishes.
 
 The caller reports what its training loop does: `catch_up`, `before_step`, `begin_round`, `close_round`, `finish`. What
-follows from it is decided here, in `log_follower` and in `round_runner`. Two callers drive it: the manager under
+follows from it is decided here, in `catch_up_with_log` and in `round_runner`. Two callers drive it: the manager under
 torchft's hooks, and the simulation. For the thread that trains; needs no torch.
 """
 

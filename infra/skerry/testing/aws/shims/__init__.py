@@ -60,13 +60,13 @@ def install(
 
     installers: dict[str, Callable[[Patches], object]] = {
         "policy_conditions": policy_conditions.install,
-        "s3_denials": policy_actions_and_denials.install,
-        "s3_bucket_tags": tags_at_bucket_creation.install,
-        "s3_listing": listing_during_deletes.install,
+        "policy_actions_and_denials": policy_actions_and_denials.install,
+        "tags_at_bucket_creation": tags_at_bucket_creation.install,
+        "listing_during_deletes": listing_during_deletes.install,
         "managed_policies": managed_policies.install,
         "batch_service_linked_role": batch_service_linked_role.install,
-        "ecr_images": lambda patches: registry_behind_ecr.install(patches, defaults.registry, now.any_image),
-        "batch_job_variables": unshare_job_environment.install,
+        "registry_behind_ecr": lambda patches: registry_behind_ecr.install(patches, defaults.registry, now.any_image),
+        "unshare_job_environment": unshare_job_environment.install,
         "batch_submitting": batch_submitting.install,
         "batch_listing": batch_listing.install,
         "batch_update_fields": batch_update_fields.install,
