@@ -1,4 +1,4 @@
-"""Events and results of `up` and `destroy` as plain values, formatted by `cli.supervisor_output_text` and `cli.run_text`."""
+"""Events and results of `up` and `destroy` as plain values, for `supervisor_output_text` and `run_text` of the cli."""
 
 from __future__ import annotations
 

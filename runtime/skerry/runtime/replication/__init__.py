@@ -1,6 +1,6 @@
 """Keeps copies of a replica's state at its ranks and on its machines, and gets them back.
 
-    local_and_peer_checkpoints    own saves of a rank on its machine, with copies at peers; in the format of a checkpoint
+    local_and_peer_checkpoints    saves of a rank on its machine, with copies at peers; in the format of a checkpoint
       copy_strategies             which ranks hold copies of which: cliques, built eagerly or at the first call
         exchange_between_ranks    a process group: states in, sealed copies out; a plan is executed here
           transport               bytes between ranks until a deadline; errors that all ranks of the job raise

@@ -84,7 +84,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 class LocalCheckpoints:
-    """The copies of one replica, as one of its ranks sees them. See `checkpointing.local_copies_interface.NearCopies`."""
+    """The copies of one replica, as one of its ranks sees them. See `local_copies_interface.NearCopies`."""
 
     def __init__(self, place: Store, run: str, slot: str, clock: Clock, group: Group) -> None:
         """place: the folder of this run on this machine."""

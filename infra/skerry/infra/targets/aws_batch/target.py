@@ -1,4 +1,4 @@
-"""Open the target `aws_batch`: implements Target for groups of replicas as jobs of AWS Batch. Imports no SDK."""
+"""Implements the target kind `aws_batch`: groups of replicas as jobs of AWS Batch. Imports no SDK."""
 
 from __future__ import annotations
 

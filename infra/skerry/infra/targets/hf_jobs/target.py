@@ -1,4 +1,4 @@
-"""Open the target `hf_jobs`: implements Target for groups of replicas as jobs of Hugging Face."""
+"""Implements the target kind `hf_jobs`: groups of replicas as jobs of Hugging Face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open the target `kubernetes`: implements Target for groups of replicas as Jobs of a cluster.
+"""Implements the target kind `kubernetes`: groups of replicas as Jobs of a cluster.
 
 Reads no kubeconfig and imports no client before the first call.
 """

@@ -1,4 +1,4 @@
-"""Open the target `modal`: implements Target for groups of replicas as sandboxes of Modal."""
+"""Implements the target kind `modal`: groups of replicas as sandboxes of Modal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open the target `sagemaker`: implements Target for groups of replicas as training jobs of SageMaker."""
+"""Implements the target kind `sagemaker`: groups of replicas as training jobs of SageMaker."""
 
 from __future__ import annotations
 

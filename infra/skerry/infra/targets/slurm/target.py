@@ -1,4 +1,4 @@
-"""Open the target `slurm`: implements Target for groups of replicas as batch jobs of a cluster."""
+"""Implements the target kind `slurm`: groups of replicas as batch jobs of a cluster."""
 
 from __future__ import annotations
 

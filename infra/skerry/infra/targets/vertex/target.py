@@ -1,4 +1,4 @@
-"""Open the target `vertex`: implements Target for groups of replicas as custom jobs of Vertex AI.
+"""Implements the target kind `vertex`: groups of replicas as custom jobs of Vertex AI.
 
 Google's SDK is imported when the first job is created.
 """
