@@ -21,7 +21,7 @@ from tests.kit.managers import (
     wait_until_saved,
 )
 
-from skerry.infra.cli import restore_command
+from skerry.infra.cli import replicate_restore_commands
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.run.run_record import find_move
 from skerry.infra.spec import further_places
@@ -31,7 +31,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
 from skerry.runtime.mirrors.ballots import Ballots
-from skerry.runtime.mirrors.failover import go_on
+from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 
@@ -257,7 +257,7 @@ def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypa
     monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
     spec = write_spec_of(places, "  - {to: file://west}\n")
     assert skerry("replicate", spec).exit_code == 0
-    monkeypatch.setattr(restore_command, "open_store", without_the_region)
+    monkeypatch.setattr(replicate_restore_commands, "open_store", without_the_region)
     done = skerry("restore", spec, "--to", f"{places.restored}-2", "--auto-approve", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output.splitlines()[-1])["ended"] == ["a", "b"]
@@ -412,7 +412,7 @@ def test_restore_needs_the_mirror_with_the_votes(voting: Voting, monkeypatch: py
 
         return refuse
 
-    monkeypatch.setattr(restore_command, "open_store", open_all_but_one)
+    monkeypatch.setattr(replicate_restore_commands, "open_store", open_all_but_one)
     refused = skerry("restore", voting.south)
     assert refused.exit_code == 1
     assert f"by votes in {voting.votes}, which cannot be read" in refused.output

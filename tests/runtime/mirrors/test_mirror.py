@@ -26,9 +26,9 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import FailoverSettings
 from skerry.runtime.mirrors.ballots import Ballots
-from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

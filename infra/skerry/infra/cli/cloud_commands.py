@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from skerry.infra.cli import deployed_run_commands, job_text, plan_text, state_commands
+from skerry.infra.cli import cloud_run_commands, job_text, plan_text, show_resources_commands
 from skerry.infra.cli.common import (
     BAD_USAGE,
     CLOUD,
@@ -28,13 +28,13 @@ from skerry.infra.cli.common import (
     to_json,
 )
 from skerry.infra.cli.estimate_command import estimate, estimate_of
-from skerry.infra.cli.state_commands import prepare_deployed
+from skerry.infra.cli.show_resources_commands import prepare_deployed
 from skerry.infra.deploy import plan_file, removal
+from skerry.infra.deploy.deployment_jobs import jobs_to_stop, stop_jobs
 from skerry.infra.deploy.plan_and_apply import import_resource, make_plan
 from skerry.infra.deploy.read_clouds import read_state
-from skerry.infra.deploy.running_jobs import jobs_to_stop, stop_jobs
-from skerry.infra.errors import in_short
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def register(app: typer.Typer) -> None:
     for command in (plan, show, apply, estimate, unlock, cancel):
         app.command()(command)
     app.command(name="import")(import_)
-    state_commands.register(app)
+    show_resources_commands.register(app)
 
 
 def plan(
@@ -93,7 +93,7 @@ def plan(
                 raise Invalid("--destroy removes the whole run: leave out --target, --replace and --refresh-only")
             planned = removal.plan_removal(deployment)
             _finish_plan(
-                deployed_run_commands.removal_plan(deployment, planned, spec, sets),
+                cloud_run_commands.removal_plan(deployment, planned, spec, sets),
                 out,
                 as_json=as_json,
                 detailed=detailed,
@@ -192,18 +192,18 @@ def apply(
             saved = plan_file.load(path)
             deployment = prepare_deployed(Path(saved.spec), saved.overrides)
             if saved.destroy is not None:
-                deployed_run_commands.destroy_as_planned(deployment, saved, as_json=as_json)
+                cloud_run_commands.destroy_as_planned(deployment, saved, as_json=as_json)
                 return
             planned = make_plan(deployment, saved.only, to_replace=saved.replace, at_once=parallelism)
-            review = deployed_run_commands.review_of(deployment, planned, verbose=saved.review.verbose)
+            review = cloud_run_commands.review_of(deployment, planned, verbose=saved.review.verbose)
             plan_file.check_current(saved, planned.binding, planned.plan.changes, review)
             approved = True
         else:
             deployment = prepare_deployed(path, overrides or ())
-            deployed_run_commands.take_over_lock(deployment, approved=take_over)
+            cloud_run_commands.take_over_lock(deployment, approved=take_over)
             planned = make_plan(deployment, only or (), to_replace=replace or (), at_once=parallelism)
-        answers = deployed_run_commands.Answers(approved=approved, take_over=take_over, at_once=parallelism)
-        deployed_run_commands.show_and_apply(deployment, planned, answers, as_json=as_json)
+        answers = cloud_run_commands.Answers(approved=approved, take_over=take_over, at_once=parallelism)
+        cloud_run_commands.show_and_apply(deployment, planned, answers, as_json=as_json)
 
 
 def import_(

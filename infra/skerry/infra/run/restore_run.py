@@ -7,18 +7,18 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.infra.errors import in_short
 from skerry.infra.run.run_record import Move, load_run
+from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
-from skerry.runtime.mirrors.fork import fork
 from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

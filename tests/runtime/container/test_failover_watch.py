@@ -10,18 +10,18 @@ from tests.kit.stores import HookedStore
 from tests.runtime.mirrors.test_failover import AFTER_S, FORK, MIRROR, failover_run
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.container import outcome, store_watch
+from skerry.runtime.container import failover_watch, outcome
+from skerry.runtime.container.failover_watch import StoreWatch, follow_verdict
 from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
-from skerry.runtime.container.store_watch import StoreWatch, follow_verdict
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Conflict, Corrupt, Retryable, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.elsewhere import read_elsewhere
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Member
 from skerry.runtime.log.run_record import Parent, Run, Verdict
-from skerry.runtime.mirrors import failover as failover_module
-from skerry.runtime.mirrors.failover import go_on
+from skerry.runtime.mirrors import failover_vote as failover_module
+from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.restorable import Cut
 from skerry.runtime.training.open_session import SessionOptions, join_run
 
@@ -45,7 +45,7 @@ class Places:
         self.home, self.mirror, self.fork = self.stores.values()
         for store in (self.home, self.mirror):
             store.create(keys.RUN, self.run.to_bytes())
-        monkeypatch.setattr(store_watch, "open_store", lambda uri, **_: self.stores[uri])
+        monkeypatch.setattr(failover_watch, "open_store", lambda uri, **_: self.stores[uri])
         monkeypatch.setattr(failover_module, "find_cut", lambda *_: self.cut(COMMIT))
 
     def hook(self, uri: str):  # noqa: ANN201  a function of two strings
@@ -204,13 +204,13 @@ def test_run_goes_on_once_its_new_store_answers_and_the_old_is_marked(places: Pl
     verdict = places.verdict()
     places.forked()
     watch, marked = places.watch(), threading.Event()
-    real = store_watch.mark_moved
+    real = failover_watch.mark_moved
 
     def mark(home: Store, seen: Verdict) -> None:
         real(home, seen)
         marked.set()
 
-    places.patch.setattr(store_watch, "mark_moved", mark)
+    places.patch.setattr(failover_watch, "mark_moved", mark)
     places.errors[FORK] = Retryable("away")
     places.clock.on_pause = places.errors.clear
     assert watch.await_store() == FORK
