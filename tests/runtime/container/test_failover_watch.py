@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.stores import HookedStore
-from tests.runtime.mirrors.test_failover import AFTER_S, FORK, MIRROR, failover_run
+from tests.runtime.mirrors.test_failover_vote import AFTER_S, FORK, MIRROR, failover_run
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.container import failover_watch, outcome
