@@ -138,7 +138,7 @@ def test_shim_secret_resources() -> None:
     assert refusals[1] == ("403", "403")
 
 
-def test_shim_s3_denials() -> None:
+def test_shim_policy_actions_and_denials() -> None:
     codes: list[tuple[str, str]] = []
     for without in ({"policy_actions_and_denials"}, ()):
         with Sandbox(without=without) as sandbox:
@@ -148,7 +148,7 @@ def test_shim_s3_denials() -> None:
     assert codes == [("403", ""), ("AccessDenied", "403")], "moto says why now, or knows what a HEAD needs"
 
 
-def test_shim_ecr_images() -> None:
+def test_shim_registry_behind_ecr() -> None:
     digest, manifest = f"sha256:{'ab' * 32}", b'{"config": {"digest": "sha256:cd"}}'
     contents = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
     layer: Any = {"repositoryName": "skerry", "layerDigest": "sha256:cd"}
