@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.managers import wait_for
 from tests.kit.protocol import run_record
+from tests.support.container import DEADLINE_S, clean_environment
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -72,6 +75,69 @@ def test_script_of_such_a_run_is_not_started_alone(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="start this script by `skerry-replica run`"):
         connect(variables)
     assert connect(variables | {"SKERRY_FAILOVER": mirror}).run.failover is not None
+
+
+# In a separate process, because it takes over signals. The store is away, back for one look, away, and back.
+FLAPPING = """
+import os
+from pathlib import Path
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.container import run as module
+from skerry.runtime.contract import ExitCode
+from skerry.runtime.errors import Retryable
+
+class Clock(SystemClock):
+    def pause(self, seconds, stop=None): pass
+
+class Watch:
+    mirror_uri = "memory://mirror"
+    def start(self, interrupt): pass
+    def stop(self): pass
+    def is_lost(self, decision): return decision.code == ExitCode.RETRY
+    def await_store(self): return "memory://home"
+
+class Recorder:
+    slot = "r-0"
+    def __init__(self, number): self.number = number
+    def read(self): return None
+    def record(self, decision): return True
+
+class Contract:
+    slot, replicas = "r-0", 2
+    def environment(self): return {}
+
+attempts = []
+def prepare(*arguments):
+    earlier = arguments[-1]
+    attempts.append(None if earlier is None else earlier.number)
+    if len(attempts) == 2:
+        raise Retryable("away again")
+    recorder = Recorder(len(attempts))
+    return module._Prepared(
+        contract=Contract(), recorder=recorder, folder=Path.cwd(), left_s=None, secrets={}, watch=Watch()
+    )
+
+module._prepare = prepare
+command = ["python", "-c", "import os, pathlib; ran = os.path.exists('ran'); pathlib.Path('ran').touch(); "
+           "raise SystemExit(0 if ran else 10)"]
+code = module.run(command, dict(os.environ), Clock())
+print("ENDED", int(code), attempts)
+"""
+
+
+def test_store_that_is_away_again_at_the_next_start_keeps_the_claim(tmp_path: Path) -> None:
+    """Without it this process could not vote, and a run of three would have lost a vote for good."""
+    home = {"SKERRY_RUN": "memory://home", "SKERRY_SLOT": "r-0", "SKERRY_INDEX": "0", "SKERRY_REPLICAS": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", FLAPPING],
+        cwd=tmp_path,
+        env=clean_environment() | home,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert "ENDED 0 [None, 1, 1]" in ended.stdout, ended.stderr
 
 
 @pytest.mark.slow

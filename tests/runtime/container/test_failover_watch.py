@@ -21,11 +21,14 @@ from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Member
 from skerry.runtime.log.run_record import Parent, Run, Verdict
 from skerry.runtime.mirrors import failover_vote as failover_module
+from skerry.runtime.mirrors.ballots import Ballots, read_verdict
+from skerry.runtime.mirrors.checked_cut import CheckedCuts
 from skerry.runtime.mirrors.failover_vote import go_on
-from skerry.runtime.mirrors.restorable import Cut
+from skerry.runtime.mirrors.restorable import Cut, find_cut
 from skerry.runtime.training.open_session import SessionOptions, join_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from skerry.runtime.store import Store
@@ -102,14 +105,27 @@ class Places:
         self.fork.create(keys.RUN, run.to_bytes())
         return run
 
+    def forks_by_itself(self) -> None:
+        """Let the fork be made without the objects of a mirror."""
+
+        def make(*_: object, **__: object) -> Run:
+            return self.forked()
+
+        self.patch.setattr(failover_module, "fork", make)
+
     @property
     def votes(self) -> list[str]:
         return [entry.key for entry in self.mirror.list(keys.votes_prefix(0))]
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> Places:
-    return Places(monkeypatch)
+def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
+    places = Places(monkeypatch)
+    yield places
+    places.errors.clear()  # the threads that mark a store that was left wait for it, by a clock that does not
+    for thread in threading.enumerate():
+        if thread.name == "mark-moved":
+            thread.join()
 
 
 def wait_long(places: Places, watch: StoreWatch, looks: int) -> None:
@@ -124,6 +140,11 @@ def wait_long(places: Places, watch: StoreWatch, looks: int) -> None:
     places.clock.on_pause = count
     with pytest.raises(InterruptedError):
         watch.await_store()
+
+
+def refuse_writes(verb: str, key: str) -> None:
+    if verb == "create":
+        raise Unauthorized(key)
 
 
 def test_start_that_owns_its_slot_votes_when_its_store_is_away(places: Places) -> None:
@@ -218,6 +239,28 @@ def test_run_goes_on_once_its_new_store_answers_and_the_old_is_marked(places: Pl
     mark_of_home = read_elsewhere(places.home)
     assert mark_of_home is not None
     assert (mark_of_home.why, mark_of_home.uri, mark_of_home.round) == ("moved", FORK, verdict.round)
+
+
+def test_no_verdict_is_created_from_damage_or_onto_another_run(places: Places) -> None:
+    """It is final: a run that cannot be made after it is stuck, while a store that comes back ends a ballot."""
+    for slot in ("r-1", "r-2"):
+        Ballots(places.mirror, places.run, slot, places.clock, find_cut).vote()
+    watch = places.watch()
+    places.errors[HOME] = Retryable("away")
+    wait_long(places, watch, 10)  # nothing in the mirror
+    places.patch.setattr(CheckedCuts, "find", lambda *_: places.cut(COMMIT))
+    places.claim(0, "node", places.fork)
+    wait_long(places, watch, 10)
+    places.fork.delete(keys.member("r-0", 0))
+    places.fork.hook = refuse_writes
+    wait_long(places, watch, 10)
+    assert read_verdict(places.mirror) is None
+    places.fork.hook = places.hook(FORK)
+    places.forks_by_itself()
+    assert watch.await_store() == FORK
+    verdict = read_verdict(places.mirror)
+    assert verdict is not None
+    assert (verdict.by, verdict.votes) == ("r-0", ("r-1", "r-2"))
 
 
 @pytest.mark.parametrize("slot", ["r-1", "r-2", None])  # r-1 has created the verdict

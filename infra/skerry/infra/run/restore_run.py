@@ -18,7 +18,7 @@ from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.restorable import find_cut
-from skerry.runtime.mirrors.run_from_copy import fork
+from skerry.runtime.mirrors.run_from_copy import check_fork, fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -178,10 +178,11 @@ def restore(
 ) -> Run:
     """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`.
 
-    by: the operator by whose order the replicas of a run with failover go there; None for a rehearsal. Raises Conflict
-    if they are elsewhere.
+    by: the operator by whose order the replicas of a run with failover go there; None for a rehearsal. Every byte is
+    read before that order. Raises Conflict if they are elsewhere.
     """
     if by is not None and plan.votes is not None:
+        check_fork(mirror, plan.cut)  # the verdict is final
         ballots = Ballots(plan.votes, plan.cut.run, by, clock, find_cut)
         verdict = ballots.order(target.uri, plan.cut)
         if verdict is None or (verdict.uri, verdict.round, verdict.commit) != (

@@ -15,9 +15,10 @@ from skerry.runtime.errors import Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
+from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
 from skerry.runtime.mirrors.failover_vote import Failover, go_on, mark_moved
-from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
+from skerry.runtime.store.probe import probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
     from skerry.runtime.log.run_record import FailoverSettings, Run
+    from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
 # A request or two for each look; a limit of minutes needs no more.
@@ -45,7 +47,8 @@ class StoreWatch:
         self._every_s = min(_LONGEST_LOOK_S, failover.after_s / _LOOKS)
         self._home = open_store(uri, clock=clock, deadline_s=self._every_s)
         self._mirror = open_store(failover.mirror, clock=clock, deadline_s=_MIRROR_S)
-        ballots = Ballots(self._mirror, run, recorder.slot, clock, find_cut)
+        self._cuts, self._goes_on = CheckedCuts(), failover.uri
+        ballots = Ballots(self._mirror, run, recorder.slot, clock, self._find_cut)
         self._failover = Failover(ballots, failover.after_s, clock)
         self._has_claimed = False
         self._stopped = threading.Event()
@@ -102,8 +105,15 @@ class StoreWatch:
                     threading.Thread(target=self._mark, args=(following,), name="mark-moved", daemon=True).start()
                     return following.uri
             if self._failover.problem is not None:
-                self._log(f"the mirror cannot be asked: {self._failover.problem}")
+                self._log(f"waiting for the mirror: {self._failover.problem}")
             self._clock.pause(self._every_s)
+
+    def _find_cut(self, mirror: Store) -> Cut:
+        """The cut from which the run can go on; raises, before a verdict, what would make that impossible after it."""
+        target = open_store(self._goes_on, clock=self._clock, deadline_s=_MIRROR_S)
+        check_free(target)
+        probe(target, self._clock)
+        return self._cuts.find(mirror)
 
     def _answers(self) -> bool:
         """True if the store has the run. A bucket that was deleted has not, and a refusal may be for good."""

@@ -35,8 +35,8 @@ class Cut:
     skipped: tuple[str, ...] = ()
 
 
-def find_cut(store: Store, at: int | None = None) -> Cut:
-    """The newest whole cut of the run in `store`, or the one of `at` closed rounds.
+def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> Cut:
+    """The newest whole cut of the run in `store`, or the one of `at` closed rounds. newest: checkpoint to use.
 
     Costs a few listings, a checkpoint's manifest, and the records of the rounds after it. Lengths are compared, and the
     digests of records; the bytes of tensors are not read. Raises Invalid, with what there is, if there is none.
@@ -49,7 +49,7 @@ def find_cut(store: Store, at: int | None = None) -> Cut:
         raise Invalid(f"--at {at}: the copy at {store.uri} has {logged} rounds")
     skipped: list[str] = []
     for checkpoint in sorted(complete_checkpoints(store), reverse=True):
-        if checkpoint > (logged if at is None else at):
+        if checkpoint > (logged if at is None else at) or (newest is not None and checkpoint > newest):
             continue
         try:
             commit = _checked_checkpoint(store, run, checkpoint)

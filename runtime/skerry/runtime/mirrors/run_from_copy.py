@@ -28,6 +28,7 @@ from skerry.runtime.log.records import (
     digest_of,
 )
 from skerry.runtime.log.run_record import Parent, Settings
+from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.run_record import MirrorSettings, Run
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
+    from skerry.runtime.store.interface import Data, Profile
 
 R = TypeVar("R", bound=Record)
 
@@ -59,6 +61,26 @@ def fork(
     damage, before run.json exists, and Conflict if another attempt has left other objects in `target`.
     """
     return _Fork(source, cut, target).make(created, on_round or (lambda _: None), mirrors)
+
+
+def check_fork(source: Store, cut: Cut) -> None:
+    """Read and verify all that a fork of `cut` reads, and write nothing. Raises Corrupt for damage."""
+    fork(source, cut, _Discarding(source.profile), cut.run.created, mirrors=())
+
+
+class _Discarding(MemoryStore):
+    """Keeps run.json alone. profile: of the store that is read, for as many requests at once."""
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__()
+        self._profile = profile
+
+    @property
+    def profile(self) -> Profile:
+        return self._profile
+
+    def create(self, key: str, data: Data) -> bool:
+        return super().create(key, data if key == keys.RUN else b"")
 
 
 class _Fork:

@@ -1,0 +1,59 @@
+"""Finds a cut of which every byte has been read, so that no verdict names a round from which no run can be made.
+
+`find_cut` compares lengths; a fork reads everything, and comes after the verdict, which is created once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.runtime.errors import Conflict, Corrupt, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.mirrors.mirror import complete_checkpoints
+from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import check_fork
+
+if TYPE_CHECKING:
+    from skerry.runtime.mirrors.restorable import Cut
+    from skerry.runtime.store import Store
+
+
+class CheckedCuts:
+    """Finds cuts for one process, which reads damaged ones once: each replica looks every few seconds."""
+
+    def __init__(self) -> None:
+        self._damaged: dict[tuple[int, int, str], str] = {}
+
+    def find(self, store: Store) -> Cut:
+        """The newest cut of which a run can be made; an older checkpoint is tried where the newest is damaged.
+
+        Raises Invalid, with the damage, if there is none, and what the store raises.
+        """
+        for newest in sorted(complete_checkpoints(store), reverse=True):
+            for at in (None, newest):  # the rounds after a checkpoint may be damaged, too
+                try:
+                    cut = find_cut(store, at, newest)
+                except Invalid:
+                    continue
+                if self._is_whole(store, cut):
+                    return cut
+        why = "; ".join(self._damaged.values()) or "no checkpoint is complete"
+        raise Invalid(f"nothing at {store.uri} can be restored: {why}")
+
+    def _is_whole(self, store: Store, cut: Cut) -> bool:
+        key = (cut.round, cut.checkpoint, cut.commit)
+        if key not in self._damaged:
+            try:
+                check_fork(store, cut)
+            except Corrupt as error:
+                self._damaged[key] = str(error)
+        return key not in self._damaged
+
+
+def check_free(target: Store) -> None:
+    """Raise Conflict if a run that leaves its store cannot be made in `target`."""
+    run = read_run(target)
+    if run is not None or target.list(keys.MEMBERS):
+        has = "objects of another run" if run is None else f"run {run.name}"
+        raise Conflict(f"{target.uri}, where the run would go on by itself, has {has}: empty that prefix")

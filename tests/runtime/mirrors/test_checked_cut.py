@@ -1,0 +1,94 @@
+"""The cut of a verdict: every byte of it has been read, and older checkpoints make up for damaged ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.runtime.mirrors.test_mirror import Named, copied_after_each_round
+
+from skerry.runtime.errors import Conflict, Corrupt, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
+from skerry.runtime.mirrors.restorable import find_cut
+from skerry.runtime.mirrors.run_from_copy import check_fork
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+
+@pytest.fixture(scope="module")
+def five_rounds() -> Named:
+    return copied_after_each_round()
+
+
+@pytest.fixture
+def mirror(five_rounds: Named) -> Named:
+    """Checkpoints 2 and 4, and all rounds after them."""
+    copy = Named("mirrors/copy")
+    for entry in five_rounds.list(""):
+        copy.create(entry.key, bytes(five_rounds.read(entry.key) or b""))
+    return copy
+
+
+def damage(store: Store, folder: str) -> None:
+    """Change the last byte of each tensor there."""
+    changed = [entry.key for entry in store.list(folder) if not entry.key.endswith(".json")]
+    assert changed
+    for key in changed:
+        data = bytearray(store.read(key) or b"")
+        data[-1] ^= 1
+        store.replace(key, bytes(data))
+
+
+def checkpoint(number: int) -> str:
+    return f"{keys.CHECKPOINTS}{number:08d}"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        ([], (5, 4)),
+        ([f"{keys.PAYLOADS}{4:08d}"], (4, 4)),
+        ([checkpoint(4)], (5, 2)),
+        ([checkpoint(4), f"{keys.PAYLOADS}{3:08d}"], (2, 2)),
+    ],
+)
+def test_newest_cut_without_damage_is_used(mirror: Named, damaged: list[str], expected: tuple[int, int]) -> None:
+    for folder in damaged:
+        damage(mirror, folder)
+    cut = find_cut(mirror)
+    assert (cut.round, cut.checkpoint) == (5, 4)
+    cut = CheckedCuts().find(mirror)
+    assert (cut.round, cut.checkpoint) == expected
+
+
+def test_damage_of_all_checkpoints_is_named_and_not_read_again(mirror: Named) -> None:
+    damage(mirror, keys.CHECKPOINTS)
+    cuts = CheckedCuts()
+    with pytest.raises(Invalid, match="can be restored: payload is damaged"):
+        cuts.find(mirror)
+    mirror.hook = refuse_tensors
+    with pytest.raises(Invalid, match="can be restored: payload is damaged"):
+        cuts.find(mirror)
+
+
+def refuse_tensors(verb: str, key: str) -> None:
+    if verb == "read" and not key.endswith(".json"):
+        raise AssertionError(key)
+
+
+def test_record_that_is_missing_makes_no_run(mirror: Named) -> None:
+    mirror.delete(keys.contribution(0, 0, "a"))
+    cut = find_cut(mirror)
+    with pytest.raises(Corrupt, match="is missing"):
+        check_fork(mirror, cut)
+
+
+def test_prefix_that_has_objects_of_a_run_is_not_free(mirror: Named) -> None:
+    check_free(Named("runs/empty"))
+    with pytest.raises(Conflict, match="has run "):
+        check_free(mirror)
+    mirror.delete(keys.RUN)
+    with pytest.raises(Conflict, match="has objects of another run"):
+        check_free(mirror)
