@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.infra.deploy.account import Operator, skerry, write_run
 
+from skerry.infra.deploy import read_clouds
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.spec import further_places
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.log.run_record import Elsewhere, Run, Verdict
@@ -22,6 +23,7 @@ from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.runtime.store import Store
     from skerry.testing.both_clouds import Clouds
 
 __all__ = ["skerry_clouds", "skerry_google", "skerry_sandbox"]
@@ -165,10 +167,43 @@ def test_plan_names_the_rights_of_each_replica_on_each_mirror(spec: str, clouds:
     assert clouds.aws.calls.writes == clouds.google.calls.writes == []
 
 
-def test_status_follows_a_run_that_left_its_store(tmp_path: Path, clouds: Clouds) -> None:
+def test_place_of_a_run_that_goes_on_must_be_free(tmp_path: Path, clouds: Clouds) -> None:
+    spec = write_failover(tmp_path, clouds)
+    skerry("apply", spec, "--auto-approve")
+    assert "by votes at gs://acme-dr/runs/tiny" in skerry("doctor", spec).output
+    home = open_store(HOME)
+    open_store("gs://acme-dr/runs/tiny-failover").create(keys.RUN, bytes(home.read(keys.RUN) or b""))
+    home.delete(keys.RUN)
+    refused = skerry("apply", spec, "--auto-approve", code=2)
+    assert "gs://acme-dr/runs/tiny-failover, where this run would go on by itself, has run" in refused.stderr
+    assert "so the run could not go on there" in skerry("doctor", spec, code=1).output
+
+
+def test_mirror_with_the_votes_that_cannot_be_read_is_named(
+    tmp_path: Path, clouds: Clouds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store that answers may be one that the run has left: no command takes it for the run."""
+    spec = write_failover(tmp_path, clouds)
+    skerry("apply", spec, "--auto-approve")
+
+    def refuse(_: Store) -> None:
+        raise Unauthorized("refused")
+
+    monkeypatch.setattr(read_clouds, "find_move", refuse)
+    problem = f"gs://acme-dr/runs/tiny, which knows whether the run has left {HOME}, cannot be read: refused"
+    assert problem in skerry("status", spec, code=1).stderr
+    assert problem in skerry("report", spec, code=1).stderr
+    assert "cannot be checked" in skerry("doctor", spec).output
+
+
+def write_failover(folder: Path, clouds: Clouds) -> str:
+    """The spec of a run whose mirror in Google is where its replicas vote."""
     groups = (BATCH + VERTEX).format(project=clouds.google.project, digest="0123456789abcdef" * 4)
-    more = MIRRORS + "failover: automatic\nfaults: {min_replicas: 2}\n"
-    spec = str(write_run(tmp_path, groups, more=more))
+    return str(write_run(folder, groups, more=MIRRORS + "failover: automatic\nfaults: {min_replicas: 2}\n"))
+
+
+def test_status_follows_a_run_that_left_its_store(tmp_path: Path, clouds: Clouds) -> None:
+    spec = write_failover(tmp_path, clouds)
     planned = skerry("plan", spec, "-v").output
     assert re.search(r"the bucket acme-skerry +round r, gs://acme-dr/runs +5m, by itself", planned)
     assert '"SKERRY_FAILOVER": "gs://acme-dr/runs/tiny"' in planned
@@ -188,6 +223,13 @@ def test_status_follows_a_run_that_left_its_store(tmp_path: Path, clouds: Clouds
         created="2026-01-01",
     )
     mirror.create(keys.verdict(0), verdict.to_bytes())
+    moved = f"the run left {HOME}: it goes on at {run.failover.uri} from round 0"
+    early = skerry("status", spec).output
+    assert moved in early
+    assert f"{run.failover.uri} has no run yet; if its replicas cannot make it, restore a mirror" in early
+    examined = skerry("doctor", spec, code=1).output
+    assert moved in examined
+    assert "that run is not there yet" in examined
     fork = run.model_copy(update={"nonce": "1" * 32, "name": "tiny-failover", "failover": None, "mirrors": None})
     open_store(run.failover.uri).create(keys.RUN, fork.to_bytes())
     shown = skerry("status", spec).output

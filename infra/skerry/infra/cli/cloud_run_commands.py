@@ -150,7 +150,8 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
 def status(spec: SpecFile, *, as_json: bool) -> None:
     """Show the jobs, why those that wait do, and the progress of the run."""
     deployment = _prepare(spec)
-    look = Watch(deployment).look()
+    watch = Watch(deployment)
+    look, move = watch.look(), watch.move
     money = None if look.run is None else read_spending(deployment)(look.run)
     if not as_json:
         print_lines(job_text.job_lines(look.jobs))
@@ -166,10 +167,12 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
             print_lines([] if store is None else participation_so_far(store, look.run))
             regions = {uri: bucket.region for uri, bucket in deployment.mirrors().items()}
             regions[spec.run_uri] = deployment.bucket().region
-            if (move := read_clouds.read_move(deployment)) is not None:
-                print_lines([f"the run left {spec.run_uri}: {move}"])
-            else:
+            if move is None:
                 print_lines(mirrors_so_far(spec, look.run.closed, regions, deployment.open_source))
+        if move is not None:
+            is_there = look.run is not None or look.unasked
+            more = [] if is_there else [f"{move.uri} has no run yet; {read_clouds.COMPLETE}"]
+            print_lines([f"the run left {spec.run_uri}: {move}", *more])
     _end_look(look, ok=True, as_json=as_json, **({} if money is None else money.document))
 
 
@@ -215,7 +218,8 @@ def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
         print_lines(doctor_text.check_lines(checks))
     examination = None
     # The first check is of the credentials: without them nothing can be read.
-    store = read_clouds.find_run_store(deployment) if checks[0].ok else None
+    unknown = any(check.name == read_clouds.FAILOVER and check.ok is None for check in checks)
+    store = read_clouds.find_run_store(deployment) if checks[0].ok and not unknown else None
     if store is not None and load_run(store) is not None:
         examination = doctor_text.examine(store, deployment.clock, deep=deep)
         if not as_json:

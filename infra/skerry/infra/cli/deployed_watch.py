@@ -16,7 +16,7 @@ from skerry.infra.observe.observer import Observer
 from skerry.infra.provision.handler import Condition
 from skerry.infra.run.run_record import load_settings
 from skerry.infra.spec_and_store_errors import in_short
-from skerry.runtime.errors import SkerryError
+from skerry.runtime.errors import Retryable, SkerryError
 
 if TYPE_CHECKING:
     import threading
@@ -57,7 +57,8 @@ class Watch:
         self._deployment = deployment
         self._resolved = resolved
         self._observer: Observer | None = None
-        self._move: Move | None = None
+        self.move: Move | None = None
+        """The place at which the run went on by itself, at the last look."""
         self._printed: dict[str, str] = {}
 
     def look(self) -> Look:
@@ -90,8 +91,14 @@ class Watch:
         return False
 
     def _view(self) -> RunView | None:
-        if (move := read_move(self._deployment)) != self._move:  # the run left its store meanwhile
-            self._move, self._observer = move, None
+        try:
+            move = read_move(self._deployment)
+        except Retryable:
+            if self._observer is None:
+                raise
+            move = self.move  # watched where it was
+        if move != self.move:  # the run left its store meanwhile
+            self.move, self._observer = move, None
         store = find_run_store(self._deployment) if self._observer is None else None
         if store is not None and (settings := load_settings(store)) is not None:
             self._observer = Observer(store, settings, self._deployment.clock, read_history(store))

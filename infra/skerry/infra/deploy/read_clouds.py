@@ -16,8 +16,9 @@ from skerry.infra.cost.estimate import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.plan import desired_of
 from skerry.infra.provision.target_and_store_interfaces import Check
-from skerry.infra.run.run_record import find_move
-from skerry.runtime.errors import Conflict, Invalid, SkerryError
+from skerry.infra.run.run_record import find_move, load_run
+from skerry.infra.spec_and_store_errors import in_short
+from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
@@ -29,9 +30,14 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.run_record import Move
     from skerry.infra.spec.inputs import Inputs
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 _AND: Final = ", "
+FAILOVER: Final = "failover"
+"""The name of the check."""
+_NOT_MADE: Final = "; that run is not there yet"
+COMPLETE: Final = "if its replicas cannot make it, restore a mirror: `skerry restore`, or `skerry restore MIRROR`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +121,26 @@ def bucket_exists(deployment: Deployment) -> bool:
 
 
 def read_move(deployment: Deployment) -> Move | None:
-    """The place at which the run went on by itself; None if it did not, or if its mirror cannot be read."""
+    """The place at which the run went on by itself; None if it did not.
+
+    Raises Retryable if its mirror cannot be read: the run's own store may be one that it has left.
+    """
     mirror = deployment.spec.failover_mirror
     if mirror is None:
         return None
     try:
         return find_move(deployment.open_source(mirror))
-    except (SkerryError, OSError):
+    except Invalid:  # no such bucket: before the first apply, and after the last destroy
         return None
+    except (SkerryError, OSError) as error:
+        raise Retryable(
+            f"{mirror}, which knows whether the run has left {deployment.run}, cannot be read: {in_short(error)}; try "
+            "again, or name the URI of the run instead of the spec"
+        ) from error
 
 
 def find_run_store(deployment: Deployment) -> Store | None:
-    """The store in which the run is now; None if it was never started, or if its bucket is gone."""
+    """The store in which the run is now; None if it was never started, or if its bucket is gone. As `read_move`."""
     if (move := read_move(deployment)) is not None:
         return deployment.open_source(move.uri)
     return deployment.open_store() if bucket_exists(deployment) else None
@@ -192,9 +206,35 @@ def run_checks(deployment: Deployment) -> tuple[Check, ...]:
 def _read_checks(deployment: Deployment, hours: float | None) -> tuple[Check, ...]:
     """The checks of the store's cloud and of each target; these are read in parallel."""
     context = replace(deployment.context, hours=hours)
-    checks = [deployment.home.checks(deployment.context)]
+    checks = [deployment.home.checks(deployment.context), _failover_checks(deployment)]
     checks += [target.checks(context, groups) for target, groups in deployment.groups()]
     return tuple(itertools.chain.from_iterable(each(_completed, checks)))
+
+
+def _failover_checks(deployment: Deployment) -> Iterator[Check]:
+    """Check that a run with failover can go on by itself, or that it does."""
+    if (mirror := deployment.spec.failover_mirror) is None:
+        return
+    try:
+        move = read_move(deployment)
+        uri = mirror + keys.GOES_ON if move is None else move.uri
+        run = _run_at(deployment, uri)
+    except (SkerryError, OSError) as error:
+        yield Check(name=FAILOVER, ok=None, text=f"cannot be checked ({in_short(error)})")
+        return
+    if move is None:
+        text = f"by votes at {mirror}" if run is None else f"{uri} has run {run.name}, so the run could not go on there"
+        yield Check(name=FAILOVER, ok=run is None, text=text, advice=f"`skerry destroy {uri}`, or another `run:`")
+    else:
+        text = f"the run left {deployment.run}: {move}" + ("" if run is not None else _NOT_MADE)
+        yield Check(name=FAILOVER, ok=run is not None, text=text, advice=COMPLETE)
+
+
+def _run_at(deployment: Deployment, uri: str) -> Run | None:
+    try:
+        return load_run(deployment.open_source(uri))
+    except Invalid:  # no such bucket yet
+        return None
 
 
 def _completed(checks: Iterator[Check]) -> list[Check]:

@@ -108,6 +108,7 @@ def require_settings(store: Store) -> RunSettings:
 def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
     """Raise Invalid if a mirror of the spec holds the run that its store has not: a new one would begin at round 0.
 
+    Also if the place is taken at which a run with failover would go on.
     open_at: opens a mirror. One that cannot be read is passed over: before the first apply no bucket exists.
     """
     for uri in spec.mirrors:
@@ -123,6 +124,17 @@ def check_not_lost(spec: SpecFile, open_at: Callable[[str], Store]) -> None:
                 f"no run at {spec.run_uri}, but its mirror {uri} has one; continue it with `skerry restore`, "
                 f"delete it with `skerry destroy {uri}`, or name this run otherwise: run: "
                 f"({spec.written.place(('run',))})"
+            )
+    if (mirror := spec.failover_mirror) is not None:
+        uri = mirror + keys.GOES_ON
+        try:
+            run = load_run(open_at(uri))
+        except (SkerryError, OSError):
+            return
+        if run is not None:
+            raise Invalid(
+                f"{uri}, where this run would go on by itself, has run {run.name} already; delete it with `skerry "
+                f"destroy {uri}`, or name this run otherwise: run: ({spec.written.place(('run',))})"
             )
 
 

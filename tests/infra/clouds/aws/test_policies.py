@@ -63,7 +63,7 @@ def test_bucket_policy_only_denies() -> None:
     assert tls.conditions == {"Bool": {"aws:SecureTransport": ("false",)}}
     assert creates.actions == ("s3:PutObject",)
     assert creates.conditions == {"Null": {"s3:if-none-match": ("true",)}}
-    folders = ("commits", "exchanges", "contributions", "receipts")
+    folders = ("commits", "exchanges", "contributions", "receipts", "failover")
     assert creates.resources == tuple(f"{ARN}/*/{folder}/*" for folder in folders)
 
 

@@ -183,7 +183,7 @@ class TestBuckets(AwsHandlerSuite, BucketSuite):
 
 def test_records_cannot_be_overwritten(aws: Aws) -> None:
     Buckets(aws).create(ONE)
-    for folder in ("commits", "exchanges", "contributions", "receipts"):
+    for folder in ("commits", "exchanges", "contributions", "receipts", "failover"):
         # Of another run in the bucket, which did not create it.
         key = f"other/second/{folder}/00000001.json"
         with pytest.raises(Unauthorized, match="s3:PutObject"):

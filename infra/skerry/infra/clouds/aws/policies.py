@@ -61,7 +61,7 @@ MIRROR_SPENT: Final = "spent/"
 MIRROR_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
 """Objects that a mirror deletes when two newer checkpoints are complete in it."""
 # These decide the course of a run: nothing overwrites them, not even an operator by mistake.
-_DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS, keys.RECEIPTS)
+_DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS, keys.RECEIPTS, keys.FAILOVER)
 
 _CREATES: Final[Conditions] = {"Null": {"s3:if-none-match": ("false",)}}
 # A prefix is put into patterns unchanged: these characters have a meaning there.
