@@ -72,6 +72,7 @@ def test_apply_creates_once_and_destroy_leaves_nothing(
     assert inventory == {**run.CREATED, **roles, **definitions, job: 2}
     run.sandbox.calls.clear()
     assert acting(operator) == {}
+    assert run.sandbox.calls.names.count("s3:GetBucketPolicy") <= 1  # a plan reads the bucket's settings once
     assert operator.apply().ok
     assert run.sandbox.calls.writes == []
     running, done = run.jobs(operator).values()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from skerry.infra.deploy.prepared_deployment import Deployment
+    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import BucketHandler, Observed
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target_and_store_interfaces import Rate
@@ -86,8 +87,8 @@ def _read_keys(deployment: Deployment) -> set[str]:
     keys_in_use: set[str] = set()
     for bucket in (deployment.bucket(), *deployment.mirrors().values()):
         if not bucket.brought:
-            handler = cast("BucketHandler", deployment.handlers[bucket.KIND])
-            keys_in_use.add(handler.key(desired_of(bucket, {}, deployment.run).to_record({})))
+            record = desired_of(bucket, {}, deployment.run).to_record({})
+            keys_in_use.add(_handler_of(deployment, bucket).key(record))
     return keys_in_use - {""}
 
 
@@ -111,13 +112,22 @@ def read_bucket(deployment: Deployment) -> Observed | None:
 
 def read_bucket_region(deployment: Deployment) -> str:
     """The region of the run's bucket; before it exists, the one in which it would be created."""
-    bucket, observed = deployment.bucket(), read_bucket(deployment)
-    return bucket.region if observed is None else observed.outputs.get("region", bucket.region)
+    return _region_of_bucket(deployment) or deployment.bucket().region
 
 
 def bucket_exists(deployment: Deployment) -> bool:
     """True if the bucket of the run's store exists, of any owner: the run's keys in it are the run's own."""
-    return read_bucket(deployment) is not None
+    return _region_of_bucket(deployment) is not None
+
+
+def _region_of_bucket(deployment: Deployment) -> str | None:
+    bucket = deployment.bucket()
+    name = desired_of(bucket, {}, deployment.run).name
+    return _handler_of(deployment, bucket).region_of(name, bucket.region)
+
+
+def _handler_of(deployment: Deployment, bucket: Resource) -> BucketHandler:
+    return cast("BucketHandler", deployment.handlers[bucket.KIND])
 
 
 def read_move(deployment: Deployment) -> Move | None:

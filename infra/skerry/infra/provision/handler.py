@@ -181,6 +181,10 @@ class DataHandler(Handler, Protocol):
 class BucketHandler(DataHandler, Protocol):
     """The handler of buckets: it also deletes the objects of one run."""
 
+    def region_of(self, name: str, region: str, /) -> str | None:
+        """The region of a bucket by one request; None if it does not exist. region: where it is expected."""
+        ...
+
     def key(self, record: StateRecord, /) -> str:
         """The key that encrypts its objects and that replicas must be allowed to use; "" without one."""
         ...

@@ -280,7 +280,7 @@ class Buckets:
         )
 
     def region_of(self, name: str, region: str) -> str | None:
-        """The region of a bucket; None if it does not exist."""
+        """See BucketHandler.region_of."""
         try:
             response = self._aws.call("s3", region, "head_bucket", Bucket=name)
         except Absent:

@@ -113,6 +113,10 @@ class Folders:
         del state_record, prefix
         return Contents(objects=0)
 
+    def region_of(self, _name: str, _expected: str) -> str:
+        """See BucketHandler.region_of. A missing folder is created by the first write."""
+        return _REGION
+
     def key(self, _record: StateRecord) -> str:
         """See BucketHandler.key."""
         return ""

@@ -199,6 +199,11 @@ class Buckets:
             region = _region(row)
             yield owner_labels.owned_record(Bucket, mark, name=name, region=region, outputs=_outputs(name, region))
 
+    def region_of(self, name: str, _expected: str) -> str | None:
+        """See BucketHandler.region_of."""
+        row = self._row(name)
+        return None if row is None else _region(row)
+
     def look(self, name: str, run: str) -> BucketLook | None:
         """Owner and region of a bucket; None if it does not exist. Raises Unauthorized. run: of the caller."""
         row = self._row(name)
