@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 
 from skerry.infra import targets
 from skerry.infra.cost import prices
-from skerry.infra.cost.estimate import (
-    BILLION,
-    Cost,
-    Estimate,
-    MachineGroup,
-    StorageCost,
-    Volume,
-    cost_problem,
-    hours_allowed,
-    parse_parameters,
-)
+from skerry.infra.cost.estimate import BILLION, Cost, Estimate, MachineGroup, StorageCost, Volume, parse_parameters
+from skerry.infra.cost.time_limit_from_cost import cost_problem, hours_allowed
 from skerry.infra.provision.target_and_store_interfaces import Rate
 from skerry.infra.spec.model import Limits, Spec, spec_model
 from skerry.runtime.errors import Invalid

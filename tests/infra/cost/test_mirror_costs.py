@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tests.infra.kit import ground_from, write_spec
 
-from skerry.infra.cost.estimate import MachineGroup, Volume, limits_of
+from skerry.infra.cost.estimate import MachineGroup, Volume
 from skerry.infra.cost.mirror_costs import KEPT, MirrorCost, route_of
 from skerry.infra.cost.prices import load
+from skerry.infra.cost.time_limit_from_cost import limits_of
 from skerry.infra.spec.further_places import FurtherPlace
 from skerry.runtime.mirrors import mirror as runtime_mirror
 

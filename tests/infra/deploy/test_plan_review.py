@@ -11,7 +11,7 @@ import pytest
 from tests.infra.deploy.account import queue_of, skerry, write_spec
 
 from skerry.infra.cli import plan_text
-from skerry.infra.provision.plan import Action, Change, Difference, RightsChange
+from skerry.infra.provision.planned_changes import Action, Change, Difference, RightsChange
 
 if TYPE_CHECKING:
     from skerry.testing.sandbox import Sandbox

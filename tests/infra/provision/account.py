@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.infra.provision.apply import Outcome, Step
-    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.planned_changes import Plan
     from skerry.infra.provision.state import State
     from skerry.infra.provision.state_store import LockedState
     from skerry.runtime.store import Store

@@ -22,7 +22,7 @@ from tests.infra.provision.memory_cloud import (
 
 from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.plan import Action
+from skerry.infra.provision.planned_changes import Action
 
 
 def run_with_faults(seed: int, at_once: int) -> None:

@@ -14,7 +14,8 @@ from skerry.infra.provision.apply import Progress, Step
 from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.observe_resources import refresh_and_plan
-from skerry.infra.provision.plan import Action, deletion_needs
+from skerry.infra.provision.plan import deletion_needs
+from skerry.infra.provision.planned_changes import Action
 from skerry.infra.provision.state import Id, StatePhase
 from skerry.runtime.errors import Invalid
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.planned_changes import Plan
 
 
 def new(kind: type[Thing], key: str, *uses: Resource, name: str = "", **settings: object) -> Thing:

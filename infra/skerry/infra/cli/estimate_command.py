@@ -17,18 +17,10 @@ from rich.text import Text
 from skerry.infra import clouds, targets
 from skerry.infra.cli.common import DEFAULT_SPEC, FAILED, AsJson, Overrides, SpecPath, errors_as_exit_codes, print_lines
 from skerry.infra.cost import prices
-from skerry.infra.cost.estimate import (
-    BILLION,
-    Estimate,
-    MachineGroup,
-    StorageCost,
-    Volume,
-    cost_problem,
-    limits_of,
-    parse_parameters,
-)
+from skerry.infra.cost.estimate import BILLION, Estimate, MachineGroup, StorageCost, Volume, parse_parameters
 from skerry.infra.cost.loss_scenarios import Place, after_loss, losses
 from skerry.infra.cost.mirror_costs import MirrorCost
+from skerry.infra.cost.time_limit_from_cost import cost_problem, limits_of
 from skerry.infra.deploy.prepared_deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
 from skerry.infra.run import check_machine_and_store

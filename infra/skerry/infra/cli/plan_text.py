@@ -19,7 +19,7 @@ from rich.text import Text
 from skerry.infra.cost.prices import rounded
 from skerry.infra.deploy.plan_file import Review
 from skerry.infra.provision.apply import Progress
-from skerry.infra.provision.plan import DELETED_OUTSIDE, Action
+from skerry.infra.provision.planned_changes import DELETED_OUTSIDE, Action
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.plan_and_apply import Binding, Planned
     from skerry.infra.provision.apply import Outcome, Step
     from skerry.infra.provision.graph import Json
-    from skerry.infra.provision.plan import Change, Difference, RightsChange
+    from skerry.infra.provision.planned_changes import Change, Difference, RightsChange
     from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.code_archive import Bundle
     from skerry.infra.spec.inputs import Inputs

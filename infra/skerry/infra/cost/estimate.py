@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.cost.loss_scenarios import loss_lines
-from skerry.infra.cost.prices import VARIABLE, rounded, title
+from skerry.infra.cost.prices import ADVICE, rounded, title
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import MAKERS_SHARE
 from skerry.runtime.log.run_record import codec_for
@@ -21,12 +21,12 @@ from skerry.runtime.tensors.byte_layout import BLOCKS, WIRE_TYPES
 from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from skerry.infra.cost.loss_scenarios import Loss
     from skerry.infra.cost.prices import Price, Prices
     from skerry.infra.provision.target_and_store_interfaces import Rate
-    from skerry.infra.spec.model import Limits, Spec
+    from skerry.infra.spec.model import Spec
     from skerry.runtime.log.records import Codec
 
 BILLION: Final = 1e9
@@ -56,8 +56,6 @@ _READS: Final = 12
 _READS_PER_REPLICA: Final = 6
 _WRITES_PER_SAVE: Final = 3
 _HEARTBEAT_S: Final = 5.0
-_SHORTEST_H: Final = 1 / 60
-_ADVICE: Final = f"write unknown prices in a file: --prices FILE or {VARIABLE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +335,7 @@ class Estimate:
             yield from self._upkeep_lines(self.upkeep)
         yield from self.mirror_lines
         if self.machines.missing or (self.upkeep is not None and self.upkeep.missing):
-            yield _ADVICE
+            yield ADVICE
         yield from (f"  {note}" for note in self.notes)
         if self.mirrors:
             yield from loss_lines(self.losses)
@@ -449,56 +447,6 @@ class Estimate:
             "storage_per_month_usd": upkeep.storage_per_month.usd,
             "unknown": list(upkeep.missing),
         }
-
-
-def limits_of(spec: Spec) -> Limits:
-    """The limits of the machines: of the run's cost limit, that of each mirror is set aside."""
-    limits, mirrors = spec.limits, sum(line.max_usd or 0.0 for line in spec.replication)
-    if limits.max_cost_usd is None or not mirrors:
-        return limits
-    return limits.model_copy(update={"max_cost_usd": max(0.0, limits.max_cost_usd - mirrors)})
-
-
-def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:
-    """The time limit of the replicas from the run's start; None is unlimited.
-
-    rates: of all groups of the run. Raises Invalid if max_cost_usd is set and a price is unknown, or if it is used up
-    within a minute.
-    """
-    if limits.max_cost_usd is None:
-        return limits.max_hours
-    unknown = [f"{rate.group} ({rate.source})" for rate in rates if rate.per_hour is None]
-    if unknown:
-        raise Invalid(
-            f"limits.max_cost_usd cannot be enforced: unknown price of {', '.join(unknown)}; {_ADVICE}, or "
-            "set limits.max_hours instead"
-        )
-    total = sum(rate.per_hour or 0.0 for rate in rates)
-    if not total:
-        return limits.max_hours
-    hours = limits.max_cost_usd / total
-    if hours < _SHORTEST_H:
-        raise Invalid(
-            f"limits.max_cost_usd is used up after {hours * 3600:.0f} s at {rounded(total)}/h; raise it, or use "
-            "fewer or cheaper machines"
-        )
-    return hours if limits.max_hours is None else min(hours, limits.max_hours)
-
-
-def within(hours: float | None, rates: Sequence[Rate]) -> tuple[Rate, ...]:
-    """The rates with the time limit of the whole run, if it has one; it includes all restarts of a job."""
-    if hours is None:
-        return tuple(rates)
-    return tuple(dataclasses.replace(rate, cap_hours=hours, each_start=False) for rate in rates)
-
-
-def cost_problem(limits: Limits, rates: Sequence[Rate]) -> str | None:
-    """The reason that max_cost_usd cannot be enforced; None if it can, or is not set."""
-    try:
-        hours_allowed(limits, rates)
-    except Invalid as error:
-        return str(error)
-    return None
 
 
 def parse_parameters(text: str) -> float:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 VARIABLE: Final = "SKERRY_PRICES"
 """The environment variable with the path of the user's own file."""
 
+ADVICE: Final = f"write unknown prices in a file: --prices FILE or {VARIABLE}"
+"""The next step for an unknown price."""
+
 TABLES: Final = "price_tables"
 """The folder of this package with one table for each cloud."""
 

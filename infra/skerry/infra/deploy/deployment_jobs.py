@@ -16,7 +16,7 @@ from skerry.infra import targets
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import check_accounts, read_state
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.plan import CANCELLED
+from skerry.infra.provision.planned_changes import CANCELLED
 from skerry.infra.provision.state import Id, StatePhase
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Invalid, SkerryError

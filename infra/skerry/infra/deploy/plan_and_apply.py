@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra import clouds
-from skerry.infra.cost.estimate import cost_problem, limits_of
+from skerry.infra.cost.time_limit_from_cost import cost_problem, limits_of
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import (
     accounts_to_record,
@@ -24,7 +24,8 @@ from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE, refresh_and_plan
-from skerry.infra.provision.plan import Action, desired_of
+from skerry.infra.provision.plan import desired_of
+from skerry.infra.provision.planned_changes import Action
 from skerry.infra.provision.state import Entry, StatePhase
 from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.run.run_record import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.observe.live_replicas import LiveReplica
     from skerry.infra.provision.graph import Graph
-    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.planned_changes import Plan
     from skerry.infra.provision.state import Id, State
     from skerry.infra.provision.target_and_store_interfaces import Check
     from skerry.infra.run.code_archive import Bundle

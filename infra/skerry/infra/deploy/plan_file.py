@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from skerry.infra.deploy.plan_and_apply import Binding  # noqa: TC001  a parser reads annotations
-from skerry.infra.provision.plan import Action, Change
+from skerry.infra.provision.planned_changes import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:

@@ -102,11 +102,7 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     )
     groups = spec.spec.replicas
     home = clouds.open_home(spec.run_uri, clock, environment, groups)
-    mirror_homes: dict[str, StoreCloud] = {}
-    for uri in spec.mirrors:
-        name = clouds.home_of(uri)
-        is_home = name == clouds.home_of(spec.run_uri)
-        mirror_homes.setdefault(name, home if is_home else clouds.open_home(uri, clock, environment, groups))
+    mirror_homes = _open_mirror_homes(spec, home, clock, environment)
     named_kinds = {group.target.kind for group in groups}
     opened = {
         kind: targets.open_target(kind, clock, environment, groups)
@@ -114,23 +110,21 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     }
     named = {kind: target for kind, target in opened.items() if kind in named_kinds}
     others = tuple(target for kind, target in opened.items() if kind not in named_kinds)
-    handlers = dict(home.handlers())
-    for cloud in mirror_homes.values():
-        handlers |= cloud.handlers()
-    for target in (*others, *named.values()):
-        handlers |= target.handlers()
+    handlers: dict[str, Handler] = {}
+    for place in (home, *mirror_homes.values(), *others, *named.values()):
+        handlers |= place.handlers()
 
     def open_at(uri: str) -> Store:
         variables = {**environment, **home.environment(context)}
         return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
+    def open_source(uri: str) -> Store:
+        in_home = _bucket_of(uri) == _bucket_of(spec.run_uri)
+        return open_at(uri) if in_home else _open_other(context, clock, environment, uri)
+
+    @functools.cache
     def list_mirrors() -> Mapping[str, Resource]:
-        buckets = {
-            bucket.name: bucket
-            for cloud in mirror_homes.values()
-            for bucket in clouds.under_rules(cloud.mirrors(context), spec.spec)
-        }
-        return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
+        return _mirror_buckets(context, spec, mirror_homes)
 
     def list_routes() -> tuple[MirrorRoute, ...]:
         own = prices.own_file(environment)
@@ -158,17 +152,36 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         other_targets=others,
         handlers=handlers,
         bucket=functools.cache(lambda: clouds.under_rules(home.resources(context)[:1], spec.spec)[0]),
-        mirrors=functools.cache(list_mirrors),
+        mirrors=list_mirrors,
         mirror_routes=functools.cache(list_routes),
         open_store=open_run_store,
-        open_source=lambda uri: (
-            open_at(uri)
-            if _bucket_of(uri) == _bucket_of(spec.run_uri)
-            else _open_other(context, clock, environment, uri)
-        ),
+        open_source=open_source,
         open_state=open_state,
         check_allowed=functools.partial(clouds.check_allowed, spec, clock, environment),
     )
+
+
+def _open_mirror_homes(
+    spec: SpecFile, home: StoreCloud, clock: Clock, environment: Mapping[str, str]
+) -> dict[str, StoreCloud]:
+    """The clouds of the mirrors, by name; that of the run's store is `home`."""
+    homes: dict[str, StoreCloud] = {}
+    for uri in spec.mirrors:
+        name = clouds.home_of(uri)
+        is_home = name == clouds.home_of(spec.run_uri)
+        groups = spec.spec.replicas
+        homes.setdefault(name, home if is_home else clouds.open_home(uri, clock, environment, groups))
+    return homes
+
+
+def _mirror_buckets(context: RunContext, spec: SpecFile, homes: Mapping[str, StoreCloud]) -> Mapping[str, Resource]:
+    """The buckets of mirrors, by the URI of the mirror; a mirror in a folder has none."""
+    buckets = {
+        bucket.name: bucket
+        for cloud in homes.values()
+        for bucket in clouds.under_rules(cloud.mirrors(context), spec.spec)
+    }
+    return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
 
 
 def _open_other(context: RunContext, clock: Clock, environment: Mapping[str, str], uri: str) -> Store:

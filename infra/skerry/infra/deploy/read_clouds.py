@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra import clouds, targets
 from skerry.infra.clouds.handler_helpers import each
-from skerry.infra.cost.estimate import hours_allowed, limits_of, within
+from skerry.infra.cost.time_limit_from_cost import hours_allowed, limits_of, within
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.plan import desired_of
 from skerry.infra.provision.target_and_store_interfaces import Check

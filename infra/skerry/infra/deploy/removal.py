@@ -17,7 +17,8 @@ from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.handler import Contents
-from skerry.infra.provision.plan import Change, desired_of, plan
+from skerry.infra.provision.plan import desired_of, plan
+from skerry.infra.provision.planned_changes import Change
 from skerry.infra.run.run_record import delete_run, is_mirror, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import BucketHandler, DataHandler, Observed, StateRecord
-    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.planned_changes import Plan
     from skerry.infra.provision.state import State
     from skerry.infra.provision.state_store import LockedState
     from skerry.runtime.store import Entry

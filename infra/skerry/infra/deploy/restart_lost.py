@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.local.supervisor import BACKOFF
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.plan import Action
+from skerry.infra.provision.planned_changes import Action
 from skerry.infra.provision.state import Id, StatePhase
 from skerry.infra.run.executor import Ending, ending_from_exit_code
 from skerry.infra.run.restart_policy import (

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from skerry.infra.provision.graph import Life, Ref, as_json, refs
 from skerry.infra.provision.handler import Condition, Desired
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
-from skerry.infra.provision.plan import Action, Change, changed_outputs, deletion_needs, settings_of
+from skerry.infra.provision.plan import changed_outputs, deletion_needs, settings_of
+from skerry.infra.provision.planned_changes import Action, Change
 from skerry.infra.provision.state import Entry, Id, StatePhase
 from skerry.runtime.errors import Conflict, SkerryError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Handler
-    from skerry.infra.provision.plan import Difference, Plan
+    from skerry.infra.provision.planned_changes import Difference, Plan
     from skerry.infra.provision.state_store import LockedState
 
 Failure: TypeAlias = SkerryError | TimeoutError

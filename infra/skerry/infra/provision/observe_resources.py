@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.provision.graph import Ref, resolved
-from skerry.infra.provision.plan import Plan, all_desired, plan
+from skerry.infra.provision.plan import all_desired, plan
 from skerry.infra.provision.state import Entry, Id
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Desired, Handler, Observed
+    from skerry.infra.provision.planned_changes import Plan
 
 CALLS_AT_ONCE: Final = 16
 """Calls to a cloud in flight: enough to hide its latency, few enough that it does not throttle at once."""

@@ -13,7 +13,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.cost import prices
-from skerry.infra.cost.estimate import hours_allowed, within
+from skerry.infra.cost.time_limit_from_cost import hours_allowed, within
 from skerry.infra.spec.model import Limits, Replicas
 from skerry.infra.targets.aws_batch import costs
 from skerry.infra.targets.aws_batch.machine_sizing import Machine

@@ -8,14 +8,14 @@ from tests.infra.targets.aws_batch.kit import Scene, context_of, set_status
 
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
-from skerry.infra.provision.plan import Action
+from skerry.infra.provision.planned_changes import Action
 from skerry.infra.provision.state import Entry, Id
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.plan import Change, Plan
+    from skerry.infra.provision.planned_changes import Change, Plan
 
 OPTIONS = "instance_types: [g5.xlarge], gpus: 1, spot: true"
 

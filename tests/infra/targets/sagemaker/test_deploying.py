@@ -10,7 +10,7 @@ from tests.infra.kit import failing
 from skerry.infra.deploy import deployment_jobs as working
 from skerry.infra.deploy.read_clouds import run_checks
 from skerry.infra.provision.handler import Condition
-from skerry.infra.provision.plan import Action
+from skerry.infra.provision.planned_changes import Action
 from skerry.infra.targets.sagemaker.target import SageMaker, quotas
 from skerry.runtime.errors import Unauthorized
 
