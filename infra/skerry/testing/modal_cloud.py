@@ -33,6 +33,7 @@ from skerry.testing.batch_retry_rules import TIMED_OUT
 from skerry.testing.calls import Call
 from skerry.testing.cloud_sandbox import CloudSandbox
 from skerry.testing.docker_containers import JobContainer, JobContainers
+from skerry.testing.grpc_server import service_of, transports_of
 from skerry.testing.job_runner import JobRun, Jobs
 from skerry.testing.processes import Processes
 
@@ -410,8 +411,8 @@ class ModalSandbox(CloudSandbox):
 
     async def _listen(self) -> None:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        server = Server([_service(api_grpc.ModalClientBase, self._handle)])
-        transports = _transports_of(server)
+        server = Server([service_of(api_grpc.ModalClientBase, self._handle)])
+        transports = transports_of(server)
         await server.start("127.0.0.1", 0)
         listening: Any = vars(server)["_server"]  # grpclib shows its port nowhere else
         self.endpoint = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
@@ -445,40 +446,6 @@ class ModalSandbox(CloudSandbox):
         if fault == "lost_reply":
             raise GRPCError(Status.UNAVAILABLE, "connection lost")
         await stream.send_message(response)
-
-
-def _service(base: Any, handle: Callable[..., Any]) -> Any:
-    """An implementation of a service of which every call goes to `handle`, with its name."""
-
-    def method(name: str) -> Any:
-        async def call(self: Any, stream: Any) -> None:
-            del self
-            await handle(name, stream)
-
-        return call
-
-    names = list(base.__abstractmethods__)
-    return type("Played", (base,), {name: method(name) for name in names})()
-
-
-def _transports_of(server: Any) -> list[Any]:
-    """The connections of a server, in a list that grows; grpclib closes none of them."""
-    transports: list[Any] = []
-    make: Callable[[], Any] = server._protocol_factory  # noqa: SLF001  see above
-
-    def protocol_factory() -> Any:
-        protocol = make()
-        connected = protocol.connection_made
-
-        def connection_made(transport: Any) -> None:
-            transports.append(transport)
-            connected(transport)
-
-        protocol.connection_made = connection_made
-        return protocol
-
-    server._protocol_factory = protocol_factory  # noqa: SLF001
-    return transports
 
 
 def _created_s(box: _Sandbox) -> float:
