@@ -1,4 +1,4 @@
-"""SpecInvalid, which lists every problem of a spec with its place in the file; PushFirst; short texts of store errors.
+"""Errors of a spec, with every problem and its place in the file, and short texts of a store's errors.
 
 All other errors are those of `skerry.runtime.errors`. Does no I/O.
 """

@@ -1,4 +1,4 @@
-"""The public import path of the AWS sandbox; importing it imports moto."""
+"""The AWS sandbox under its public name; importing it imports moto."""
 
 from skerry.testing.aws.sandbox import Sandbox
 

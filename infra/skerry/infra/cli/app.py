@@ -1,7 +1,7 @@
-"""The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
+"""The command line application: registers every command, and has those for runs on this machine.
 
-Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the
-last line on stdout is for programs.
+A spec of a cloud goes to `cloud_run_commands`. Exit codes: see `common`. `fast_help_entry_point` has the table of
+`skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
 """
 
 from __future__ import annotations

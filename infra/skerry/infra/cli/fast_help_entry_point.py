@@ -1,4 +1,4 @@
-"""The `skerry` command as installed: help in groups, version and completion from a table, without loading a command.
+"""The entry point of `skerry` as installed: help, version and completion from a table, else it starts the application.
 
 `app` has the commands themselves and what they need. It is imported when one of them is called, or asked for its help.
 """

@@ -1,4 +1,4 @@
-"""Formats a supervisor's reports and the log lines of replicas.
+"""Formats what a supervisor of local replicas reports, and the log lines of replicas, as text for the terminal.
 
 Returns Text, never markup: what a replica prints must not be read as formatting.
 """

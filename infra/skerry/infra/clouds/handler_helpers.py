@@ -1,4 +1,4 @@
-"""Helpers shared by the handlers of all clouds: ownership, waiting, contents of buckets, run URIs."""
+"""Helpers of the resource handlers of all clouds: ownership, waiting, contents of buckets, run URIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of the executors in clouds: launches all replicas or none, polls, collects, cancels; keeps no state.
+"""Base class of the executors in clouds: launches all replicas or none, polls, collects, cancels; keeps no state.
 
 A subclass creates the job of a replica, reads jobs, stops one, and reads its log. A job's name ends in its attempt
 number: the next attempt follows from the jobs that the cloud lists.

@@ -1,4 +1,4 @@
-"""Watches the store of a run that fails over by itself, beside the training script.
+"""Watches a run's store beside the training script, so that the replica votes for a failover once the store is lost.
 
 The script is killed before its replica votes, so a vote is kept whatever the script was doing. The replica then waits
 for the verdict, and its script is run again: in the same store if that is back, else where the run goes on.

@@ -1,4 +1,4 @@
-"""State dicts that can be taken apart into tensors and the rest, by the names of NVIDIA's resiliency extension."""
+"""Takes a state dict apart into tensors and the rest, and puts it together; by the names of NVIDIA's extension."""
 
 from __future__ import annotations
 
