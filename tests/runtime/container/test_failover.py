@@ -114,7 +114,7 @@ def prepare(*arguments):
         raise Retryable("away again")
     recorder = Recorder(len(attempts))
     return module._Prepared(
-        contract=Contract(), recorder=recorder, folder=Path.cwd(), left_s=None, secrets={}, watch=Watch()
+        contract=Contract(), recorder=recorder, folder=Path.cwd(), until=None, secrets={}, watch=Watch()
     )
 
 module._prepare = prepare

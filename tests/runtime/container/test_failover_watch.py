@@ -11,10 +11,10 @@ from tests.runtime.mirrors.test_failover_vote import AFTER_S, FORK, MIRROR, fail
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.container import failover_watch, outcome
-from skerry.runtime.container.failover_watch import StoreWatch, follow_verdict
+from skerry.runtime.container.failover_watch import OutOfTimeError, StoreWatch, find_run
 from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Conflict, Corrupt, Retryable, Unauthorized
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog
@@ -285,15 +285,87 @@ def test_round_with_another_commit_than_the_verdict_is_not_restored(places: Plac
     assert places.fork.list("") == []
 
 
-def test_job_does_not_start_while_the_mirror_refuses_it(places: Places) -> None:
-    assert follow_verdict(MIRROR, HOME, places.clock) == HOME
-    places.errors[MIRROR] = Unauthorized("refused")
-    with pytest.raises(Retryable, match="the mirror refuses these credentials"):
-        follow_verdict(MIRROR, HOME, places.clock)
-    places.errors.clear()
+def marked_at(places: Places) -> str | None:
+    for thread in threading.enumerate():
+        if thread.name == "mark-moved":
+            thread.join()
+    mark = read_elsewhere(places.home)
+    return None if mark is None else mark.uri
+
+
+def test_job_starts_where_the_run_is_and_says_so_where_it_was(places: Places) -> None:
+    assert find_run(MIRROR, HOME, places.clock) == HOME
     places.verdict()
     places.forked()
-    assert follow_verdict(MIRROR, HOME, places.clock) == FORK
+    assert find_run(MIRROR, HOME, places.clock) == FORK
+    assert marked_at(places) == FORK
+
+
+@pytest.mark.parametrize("error", [Unauthorized("refused"), Invalid("no such bucket"), Retryable("away")])
+def test_job_does_not_start_while_the_mirror_cannot_be_asked(places: Places, error: Exception) -> None:
+    places.errors[MIRROR] = error
+    with pytest.raises(Retryable, match=f"cannot be asked: {error}"):
+        find_run(MIRROR, HOME, places.clock)
+    places.clock.on_pause = places.errors.clear
+    assert find_run(MIRROR, HOME, places.clock) == HOME
+
+
+@pytest.mark.parametrize("gone", [None, Invalid("no such bucket")])
+def test_job_waits_for_the_verdict_on_a_store_that_was_deleted(places: Places, gone: Exception | None) -> None:
+    """It has no vote, because it has not claimed its slot; the others have."""
+    if gone is None:
+        places.home.delete(keys.RUN)
+    else:
+        places.errors[HOME] = gone
+    with pytest.raises(Retryable, match="and no verdict in its mirror"):
+        find_run(MIRROR, HOME, places.clock)
+
+    def decide() -> None:
+        places.clock.on_pause = lambda: None
+        places.verdict()
+        places.forked()
+
+    places.clock.on_pause = decide
+    assert find_run(MIRROR, HOME, places.clock) == FORK
+    places.errors.clear()
+    places.home.replace(keys.RUN, places.run.to_bytes())
+
+
+def test_job_of_a_run_that_never_was_is_refused_by_its_start(places: Places) -> None:
+    places.home.delete(keys.RUN)
+    places.mirror.delete(keys.RUN)
+    assert find_run(MIRROR, HOME, places.clock) == HOME
+
+
+def test_script_that_was_stopped_by_the_move_of_its_run_goes_on(places: Places) -> None:
+    """`skerry restore` takes its slot, and it ends with 30 before the next look."""
+    watch, stopped = places.watch(), ExitDecision(code=ExitCode.STOPPED, reason="moved", stopped=True)
+    assert not watch.is_lost(stopped)
+    places.verdict()
+    assert watch.is_lost(stopped)
+
+
+def test_interrupt_is_forgotten_once_its_store_answers(places: Places) -> None:
+    watch, interrupted = places.watch(), threading.Event()
+    places.errors[HOME] = Retryable("away")
+    places.clock.pause(AFTER_S + 1)
+    watch.start(interrupted.set)
+    assert interrupted.wait(10)
+    watch.stop()
+    places.clock.on_pause = places.errors.clear
+    places.errors.clear()
+    assert watch.await_store() == HOME
+    assert not watch.is_lost(FAILED)
+
+
+def test_wait_for_a_store_ends_at_the_limit_of_the_run(places: Places) -> None:
+    assert places.run.failover is not None
+    until = places.clock.now() + 3600
+    watch = StoreWatch(places.run, places.run.failover, HOME, places.recorder(), places.clock, until)
+    places.errors[HOME] = Retryable("away")
+    with pytest.raises(OutOfTimeError):
+        watch.await_store()
+    assert until <= places.clock.now() < until + AFTER_S
 
 
 def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.runtime.mirrors.test_mirror import Named, copied_after_each_round
+import torch
+from tests.kit.managers import begin_run, manager_of, stop_managers
+from tests.runtime.mirrors.test_mirror import CLOCK, Named, copied_after_each_round
+from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
+from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import check_fork
 
@@ -59,18 +63,47 @@ def test_newest_cut_without_damage_is_used(mirror: Named, damaged: list[str], ex
         damage(mirror, folder)
     cut = find_cut(mirror)
     assert (cut.round, cut.checkpoint) == (5, 4)
-    cut = CheckedCuts().find(mirror)
+    cut = CheckedCuts(FakeClock()).find(mirror)
     assert (cut.round, cut.checkpoint) == expected
 
 
 def test_damage_of_all_checkpoints_is_named_and_not_read_again(mirror: Named) -> None:
     damage(mirror, keys.CHECKPOINTS)
-    cuts = CheckedCuts()
+    cuts = CheckedCuts(FakeClock())
     with pytest.raises(Invalid, match="can be restored: payload is damaged"):
         cuts.find(mirror)
     mirror.hook = refuse_tensors
     with pytest.raises(Invalid, match="can be restored: payload is damaged"):
         cuts.find(mirror)
+
+
+def test_mirror_that_was_mended_is_read_again_after_minutes(mirror: Named, five_rounds: Named) -> None:
+    damage(mirror, keys.CHECKPOINTS)
+    clock = FakeClock()
+    cuts = CheckedCuts(clock)
+    with pytest.raises(Invalid, match="payload is damaged"):
+        cuts.find(mirror)
+    for entry in five_rounds.list(keys.CHECKPOINTS):
+        mirror.replace(entry.key, bytes(five_rounds.read(entry.key) or b""))
+    clock.pause(600)
+    assert cuts.find(mirror).round == 5
+
+
+def test_equal_parts_of_a_contribution_are_no_damage() -> None:
+    """They have one name. Two fragments, or two ranks, may have the same values."""
+    store, mirror = Named("runs/equal"), Named("mirrors/equal")
+    begin_run(store, "a", minimum=1)
+    manager = manager_of(
+        store, "a", minimum=1, checkpoint_every=2, state_dict=dict, load_state_dict=lambda _state: None
+    )
+    for _ in range(3):
+        manager.start_quorum()
+        for _ in range(2):
+            manager.allreduce(torch.zeros(100)).wait()
+        assert manager.should_commit()
+    stop_managers()
+    Mirror(store, mirror, CLOCK, MirrorOptions()).catch_up()
+    assert CheckedCuts(FakeClock()).find(mirror).round == 3
 
 
 def refuse_tensors(verb: str, key: str) -> None:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Retryable, SkerryError, Unauthorized
+from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
@@ -35,19 +35,35 @@ _LOOKS: Final = 4
 _MIRROR_S: Final = 30.0
 # How often the store that was left is tried, to say there where the run goes on.
 _MARK_S: Final = 60.0
+# A job that starts while a store or mirror is gone waits for a verdict so long, or for this many times `after_s`.
+_PATIENCE_S: Final = 1800.0
+_BALLOTS: Final = 3
+
+
+class OutOfTimeError(Exception):
+    """The time limit of the run has come while its replica waited for a store."""
 
 
 class StoreWatch:
     """One start of a replica."""
 
-    def __init__(self, run: Run, failover: FailoverSettings, uri: str, recorder: OutcomeRecorder, clock: Clock) -> None:
-        """uri: of the run. recorder: knows if the replica has claimed its slot."""
+    def __init__(
+        self,
+        run: Run,
+        failover: FailoverSettings,
+        uri: str,
+        recorder: OutcomeRecorder,
+        clock: Clock,
+        until: float | None = None,
+    ) -> None:
+        """uri: of the run. recorder: knows if the replica has claimed its slot. until: the limit, by clock.now()."""
+        self._until = until
         self._run, self._uri, self._recorder, self._clock = run, uri, recorder, clock
         self.mirror_uri = failover.mirror
         self._every_s = min(_LONGEST_LOOK_S, failover.after_s / _LOOKS)
         self._home = open_store(uri, clock=clock, deadline_s=self._every_s)
         self._mirror = open_store(failover.mirror, clock=clock, deadline_s=_MIRROR_S)
-        self._cuts, self._goes_on = CheckedCuts(), failover.uri
+        self._cuts, self._goes_on = CheckedCuts(clock), failover.uri
         ballots = Ballots(self._mirror, run, recorder.slot, clock, self._find_cut)
         self._failover = Failover(ballots, failover.after_s, clock)
         self._has_claimed = False
@@ -84,25 +100,34 @@ class StoreWatch:
     def is_lost(self, decision: ExitDecision) -> bool:
         """True if the script ended because of its store, or while that is away. The replica must not end then."""
         failed = decision.code in {ExitCode.RETRY, ExitCode.PERMANENT} and not decision.stopped
+        if decision.code == ExitCode.STOPPED and self._has_moved():
+            return True  # an operator has moved the run, and its store said so before the next look
         return self._is_interrupted or (failed and not self._answers())
 
     def await_store(self) -> str:
-        """Wait until the script may run, and return the URI at which. It does not run. May take for ever."""
+        """Wait until the script may run, and return the URI at which. It does not run.
+
+        Raises OutOfTimeError at the run's limit; without a limit it may take for ever.
+        """
         while True:
+            if self._until is not None and self._clock.now() >= self._until:
+                raise OutOfTimeError
             # The mirror has the starts of a slot, too: each is there before it trains.
             owns_slot = self._look_for_claim(self._mirror)
             following = self._failover.step(answers=self._answers(), is_training=False, owns_slot=owns_slot)
             if following == "train":
+                self._is_interrupted = False
                 return self._uri
             if isinstance(following, Verdict) and following.uri is not None:
-                self._log(f"{', '.join(following.votes)} have voted: the run goes on from round {following.round}")
+                why = f"{', '.join(following.votes)} have voted" if following.votes else f"{following.by} has moved it"
+                self._log(f"{why}: the run goes on from round {following.round}")
                 try:
                     target = open_store(following.uri, clock=self._clock)
                     go_on(self._mirror, following, target, self._clock, self._recorder.slot)
                 except Retryable as error:
                     self._log(f"the run cannot go on yet: {error}")
                 else:
-                    threading.Thread(target=self._mark, args=(following,), name="mark-moved", daemon=True).start()
+                    _start_marking(self._home, following, self._clock)
                     return following.uri
             if self._failover.problem is not None:
                 self._log(f"waiting for the mirror: {self._failover.problem}")
@@ -117,11 +142,14 @@ class StoreWatch:
 
     def _answers(self) -> bool:
         """True if the store has the run. A bucket that was deleted has not, and a refusal may be for good."""
+        return _has_run(self._home, self._run.nonce)
+
+    def _has_moved(self) -> bool:
         try:
-            run = read_run(self._home)
+            verdict = read_verdict(self._mirror)
         except (SkerryError, OSError):
             return False
-        return run is not None and run.nonce == self._run.nonce
+        return verdict is not None and verdict.uri is not None
 
     def _look_for_claim(self, copy: Store | None) -> bool:
         try:
@@ -129,37 +157,86 @@ class StoreWatch:
         except (SkerryError, OSError):
             return False
 
-    def _mark(self, verdict: Verdict) -> None:
-        while True:
-            try:
-                if self._answers():
-                    mark_moved(self._home, verdict)
-                    return
-            except Unauthorized as error:
-                self._log(f"the store that was left could not be marked: {error}")
-                return
-            except (SkerryError, OSError):
-                pass  # away again
-            self._clock.pause(_MARK_S)
-
     def _log(self, line: str) -> None:
         if line != self._logged:
             self._logged = line
-            sys.stderr.write(f"skerry-replica: {line}\n")
-            sys.stderr.flush()
+            _write(line)
 
 
-def follow_verdict(mirror_uri: str, uri: str, clock: Clock) -> str:
-    """The URI at which the run of `uri` goes on, by its mirror; `uri` if it has not been left.
+def find_run(mirror_uri: str, uri: str, clock: Clock) -> str:
+    """The URI at which a replica of the run of `uri` starts: `uri`, or where the run goes on by its mirror.
 
-    Raises Retryable if the mirror does not answer: without it a replica could start in a store that the run has left.
+    Waits while the run is not at `uri` and nothing is decided, and while the mirror does not answer: without it a
+    replica could start in a store that the run has left. Raises Retryable after half an hour, or three times `after_s`.
     """
+    home, logged = open_store(uri, clock=clock, deadline_s=_LONGEST_LOOK_S), None
+    patience_s, began = _PATIENCE_S, clock.now()
+    while True:
+        try:
+            run = read_run(open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S))
+            if run is not None and run.failover is not None:
+                patience_s = max(_PATIENCE_S, _BALLOTS * run.failover.after_s)
+            found = _follow_verdict(mirror_uri, uri, clock)
+            if found != uri or run is None or not _is_absent(home):
+                return found
+            problem = f"no run under {uri}, and no verdict in its mirror {mirror_uri}"
+        except (Retryable, Unauthorized, Invalid) as error:
+            problem = f"the mirror that knows where the run is cannot be asked: {error}"
+        if clock.now() - began >= patience_s:
+            raise Retryable(f"{problem}; see `skerry doctor {mirror_uri}`")
+        if logged is None:
+            logged = problem
+            _write(f"waiting: {problem}")
+        clock.pause(_LONGEST_LOOK_S)
+
+
+def _follow_verdict(mirror_uri: str, uri: str, clock: Clock) -> str:
     mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
-    try:
-        verdict = read_verdict(mirror)
-    except Unauthorized as error:
-        raise Retryable(f"the mirror refuses these credentials: {error}") from error
+    verdict = read_verdict(mirror)
     if verdict is None or verdict.uri is None:
         return uri
     go_on(mirror, verdict, open_store(verdict.uri, clock=clock), clock)
+    _start_marking(open_store(uri, clock=clock, deadline_s=_LONGEST_LOOK_S), verdict, clock)
     return verdict.uri
+
+
+def _is_absent(home: Store) -> bool:
+    """True if the store answers that it has no run, or no bucket. An error of another kind is for the start itself."""
+    try:
+        return read_run(home) is None
+    except Invalid:
+        return True
+    except (SkerryError, OSError):
+        return False
+
+
+def _has_run(home: Store, nonce: str) -> bool:
+    try:
+        run = read_run(home)
+    except (SkerryError, OSError):
+        return False
+    return run is not None and run.nonce == nonce
+
+
+def _start_marking(home: Store, verdict: Verdict, clock: Clock) -> None:
+    """Say in the store that was left where the run goes on, as soon as it is back, beside everything else."""
+
+    def mark() -> None:
+        while True:
+            try:
+                if _has_run(home, verdict.run):
+                    mark_moved(home, verdict)
+                    return
+            except Unauthorized as error:
+                _write(f"the store that was left could not be marked: {error}")
+                return
+            except (SkerryError, OSError):
+                pass  # away again
+            clock.pause(_MARK_S)
+
+    threading.Thread(target=mark, name="mark-moved", daemon=True).start()
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(f"skerry-replica: {line}\n")
+    sys.stderr.flush()

@@ -75,7 +75,9 @@ def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision
     if result.leash_closed or result.killed:
         late = f"not done {STOP_BUDGET_S:g} s after a stop was requested; killed"
         reason = "the process that started this container has ended" if result.leash_closed else late
-        reason = "it was killed, because the run's store is away" if result.interrupted else reason
+        reason = (
+            "it was killed, because the run's store is away or the run has left it" if result.interrupted else reason
+        )
         return ExitDecision(code=ExitCode.RETRY, reason=reason)
     stopped = recorded is not None and recorded.status == "stopped"
     if result.exit_code in set(ExitCode):

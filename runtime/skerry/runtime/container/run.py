@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.container import hardware
 from skerry.runtime.container.code_archive import fetch
-from skerry.runtime.container.failover_watch import StoreWatch, follow_verdict
+from skerry.runtime.container.failover_watch import OutOfTimeError, StoreWatch, find_run
 from skerry.runtime.container.identify_replica import ML, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.identity_token import write_token_file
 from skerry.runtime.container.outcome import (
@@ -70,7 +70,7 @@ _MAX_LOGGED_WORD: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """Everything needed to start the command. left_s: of the run's time; None for no limit. secrets: by variable.
+    """Everything needed to start the command. until: the run's limit, by clock.now(). secrets: by variable.
 
     watch: of the run's store, where the run has failover.
     """
@@ -78,7 +78,7 @@ class _Prepared:
     contract: Contract
     recorder: OutcomeRecorder
     folder: Path
-    left_s: float | None
+    until: float | None
     secrets: Mapping[str, str] = field(repr=False)
     watch: StoreWatch | None
 
@@ -112,15 +112,16 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
         return _end(decide_exit_for_error(error), None, ml)
     _log(f"{job}; {_resources(environment)}")
     with tempfile.TemporaryDirectory(prefix="skerry-", ignore_cleanup_errors=True) as work:
+        recorder: OutcomeRecorder | None = None
         try:
             if settings.failover is not None:
                 mirror, uri = settings.failover, settings.run_uri
-                settings = _at(settings, tree.prepare(lambda: follow_verdict(mirror, uri, clock)))
+                settings = _at(settings, tree.prepare(lambda: find_run(mirror, uri, clock)))
             attempt = _Attempt(settings, job, environment, tree, clock)
             ended = attempt.run(Path(work))
             recorder = ended.recorder
             while (watch := ended.watch) is not None and not tree.stopping and watch.is_lost(ended.decision):
-                _log(f"the run's store is away: {settings.run_uri}; {ended.decision.reason}")
+                _log(f"the run's store is away, or the run has left it: {settings.run_uri}; {ended.decision.reason}")
                 before, settings = settings, _at(settings, tree.prepare(watch.await_store))
                 stays = settings.run_uri == before.run_uri
                 attempt = _Attempt(settings, job, environment, tree, clock, recorder if stays else None)
@@ -130,6 +131,8 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
                     # The slot's claim is known to this watch alone: a new start could not vote.
                     tree.prepare(lambda: clock.pause(_PERMISSIONS_POLL_S))
                     ended = replace(ended, watch=watch)
+        except OutOfTimeError:
+            ended = _Ended(decision=OUT_OF_TIME, recorder=recorder)
         except (_StoppedError, SkerryError) as error:
             stopped = isinstance(error, _StoppedError)
             ended = _Ended(
@@ -197,7 +200,7 @@ class _Attempt:
             recorder = prepared.recorder
             if isinstance(prepared, _NotPrepared):
                 return _failed(prepared.error, recorder)
-            if prepared.left_s is not None and prepared.left_s <= 0:
+            if prepared.until is not None and prepared.until <= clock.now():
                 return _Ended(decision=OUT_OF_TIME, recorder=recorder)
             if (watch := prepared.watch) is not None:
                 uri = tree.prepare(watch.await_store)
@@ -207,15 +210,16 @@ class _Attempt:
             command = command_of(settings, hardware.count_gpus(self._environment))
             command_environment = _command_environment(self._environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
-            until = None if prepared.left_s is None else clock.now() + prepared.left_s
             tree.forget_interrupt()
             if watch is not None:
                 watch.start(tree.interrupt)
             try:
-                result = tree.run(command.words, command_environment, prepared.folder, until)
+                result = tree.run(command.words, command_environment, prepared.folder, prepared.until)
             finally:
                 if watch is not None:
                     watch.stop()
+        except OutOfTimeError:
+            return _Ended(decision=OUT_OF_TIME, recorder=recorder)
         except (NotStarted, SkerryError) as error:
             return _failed(Invalid(str(error)) if isinstance(error, NotStarted) else error, recorder)
         return _Ended(decision=decide_exit(result, _recorded(recorder)), recorder=recorder, watch=watch)
@@ -259,16 +263,21 @@ def _prepare(
     earlier: OutcomeRecorder | None,
 ) -> _Prepared | _NotPrepared:
     store = open_store(settings.run_uri, clock=clock)
-    run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
+    try:
+        run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
+    except Invalid as error:  # no such bucket
+        raise (error if settings.failover is None else Retryable(str(error))) from error
     if run is None:
-        raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
+        # The store of a run with failover may have just been deleted; a verdict then says where the run goes on.
+        kind = Invalid if settings.failover is None else Retryable
+        raise kind(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
     changed = RunSettings(RunLog(store, run))
     changed.read()
     contract = resolve_contract(settings, job, run.slots, changed.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
     software = read_software(environment)
     recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software, earlier)
-    left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
+    until = None if settings.max_hours is None else clock.now() + settings.max_hours * 3600 - _age_s(run, clock)
     folder = Path.cwd()
     try:
         if settings.code is not None:
@@ -277,8 +286,8 @@ def _prepare(
         secrets = fetch_secrets_with_new_permissions(settings.secrets, environment, clock)
     except SkerryError as error:
         return _NotPrepared(recorder=recorder, error=error)
-    watch = None if run.failover is None else StoreWatch(run, run.failover, settings.run_uri, recorder, clock)
-    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s, secrets=secrets, watch=watch)
+    watch = None if run.failover is None else StoreWatch(run, run.failover, settings.run_uri, recorder, clock, until)
+    return _Prepared(contract=contract, recorder=recorder, folder=folder, until=until, secrets=secrets, watch=watch)
 
 
 def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
@@ -15,21 +15,29 @@ from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import check_fork
 
 if TYPE_CHECKING:
+    from skerry.runtime.clock import Clock
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
+_REMEMBERED_S: Final = 300.0
+
 
 class CheckedCuts:
-    """Finds cuts for one process, which reads damaged ones once: each replica looks every few seconds."""
+    """Finds cuts for one process, which looks every few seconds and reads damaged ones once in some minutes."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._damaged: dict[tuple[int, int, str], str] = {}
+        self._forget_at = 0.0
 
     def find(self, store: Store) -> Cut:
         """The newest cut of which a run can be made; an older checkpoint is tried where the newest is damaged.
 
         Raises Invalid, with the damage, if there is none, and what the store raises.
         """
+        if self._clock.now() >= self._forget_at:  # an operator may have mended them
+            self._damaged.clear()
+            self._forget_at = self._clock.now() + _REMEMBERED_S
         for newest in sorted(complete_checkpoints(store), reverse=True):
             for at in (None, newest):  # the rounds after a checkpoint may be damaged, too
                 try:

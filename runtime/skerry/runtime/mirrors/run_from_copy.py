@@ -80,7 +80,8 @@ class _Discarding(MemoryStore):
         return self._profile
 
     def create(self, key: str, data: Data) -> bool:
-        return super().create(key, data if key == keys.RUN else b"")
+        # Two parts with the same bytes have one key, so a second create of it is no conflict.
+        return super().create(key, data) if key == keys.RUN else True
 
 
 class _Fork:

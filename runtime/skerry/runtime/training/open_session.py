@@ -185,7 +185,10 @@ def join_run(
     if run.failover is not None and group.rank == 0:
         # Before it trains: an older process of the slot that sees this record there does not vote to leave the store.
         mirror = open_store(run.failover.mirror, clock=clock, deadline_s=_MIRROR_S)
-        Mirror(opened, mirror, clock, by=slot).copy_members()
+        try:
+            Mirror(opened, mirror, clock, by=slot).copy_members()
+        except Invalid as error:  # a bucket that was deleted: the run is healthy, and the mirror may come back
+            raise Retryable(f"the mirror {mirror.uri}, by which the run may leave its store: {error}") from error
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)
