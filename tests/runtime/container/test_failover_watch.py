@@ -293,7 +293,7 @@ def marked_at(places: Places) -> str | None:
     return None if mark is None else mark.uri
 
 
-def test_job_starts_where_the_run_is_and_says_so_where_it_was(places: Places) -> None:
+def test_job_starts_where_the_run_goes_on_and_marks_the_old_store(places: Places) -> None:
     assert find_run(MIRROR, HOME, places.clock) == HOME
     places.verdict()
     places.forked()

@@ -176,9 +176,9 @@ def find_run(mirror_uri: str, uri: str, clock: Clock) -> str:
             run = read_run(open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S))
             if run is not None and run.failover is not None:
                 patience_s = max(_PATIENCE_S, _BALLOTS * run.failover.after_s)
-            found = _follow_verdict(mirror_uri, uri, clock)
-            if found != uri or run is None or not _is_absent(home):
-                return found
+            at = _follow_verdict(mirror_uri, uri, clock)
+            if at != uri or run is None or not _is_absent(home):
+                return at
             problem = f"no run under {uri}, and no verdict in its mirror {mirror_uri}"
         except (Retryable, Unauthorized, Invalid) as error:
             problem = f"the mirror that knows where the run is cannot be asked: {error}"
