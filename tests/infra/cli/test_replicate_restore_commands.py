@@ -421,6 +421,34 @@ def test_restore_needs_the_mirror_with_the_votes(voting: Voting, monkeypatch: py
     assert voting.read(f"{voting.south}-restored").parent is not None
 
 
+def test_votes_that_can_be_read_are_not_lost(voting: Voting) -> None:
+    """With a verdict they lead to a run; `restore` beside them would make a second one."""
+    for _ in range(2):  # before the verdict and after it
+        for mirror in (voting.votes, voting.south):
+            refused = skerry("restore", mirror, "--votes-are-lost", "--auto-approve")
+            assert refused.exit_code == 2
+            assert f"the votes in {voting.votes} can be read, so they are not lost" in refused.output
+        voting.vote()
+    assert not list(voting.folder.rglob("*-restored"))
+
+
+def test_order_after_a_replica_has_stayed_names_the_store(voting: Voting, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ballots._end
+
+    def end_second(self: Ballots, *words: object) -> Verdict | None:
+        monkeypatch.setattr(Ballots, "_end", real)
+        Ballots(self._mirror, self._run, "r-0", SystemClock(), find_cut).stay()
+        return real(self, *words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ballots, "_end", end_second)
+    refused = skerry("restore", voting.votes)
+    assert refused.exit_code == 1
+    assert f"stays in its store, {voting.home}: a replica that has reached it" in refused.output
+    assert "repeat the command" in refused.output
+    assert operator_name() not in refused.output
+    assert skerry("restore", voting.votes).exit_code == 0
+
+
 def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path) -> None:
     """Of a run with failover: its replicas go where the operator says, and never to a second run."""
     home, west = (tmp_path / "east/my-run").as_uri(), (tmp_path / "west").as_uri()

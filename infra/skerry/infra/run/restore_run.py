@@ -59,9 +59,12 @@ def plan_restore(
 ) -> RestorePlan:
     """Look at a mirror, and at its original if that can be reached. open_at: opens a store that answers soon or fails.
 
-    votes_are_lost: the mirror with the votes of a run with failover is lost for good, and is not asked.
-    Raises Invalid, with what there is, if nothing can be restored, and if the run goes on by itself.
+    votes_are_lost: the mirror with the votes of a run with failover is lost for good.
+    Raises Invalid, with what there is, if nothing can be restored, if the run goes on by itself, and if votes that are
+    said to be lost can be read.
     """
+    if votes_are_lost:
+        _check_votes_are_lost(mirror, open_at)
     votes = None if votes_are_lost else _find_votes(mirror, open_at)
     verdict = None if votes is None else _read_verdict(votes, mirror)
     if verdict is not None and verdict.uri is not None:
@@ -110,6 +113,17 @@ def _read_verdict(votes: Store, mirror: Store) -> Verdict | None:
             f"the replicas may go on by votes in {votes.uri}, which cannot be read: {in_short(error)}; try again. If "
             "that mirror is lost for good, stop all replicas, and add --votes-are-lost"
         ) from error
+
+
+def _check_votes_are_lost(mirror: Store, open_at: Callable[[str], Store]) -> None:
+    """Raise Invalid if the votes can be read: without them a run that goes on by a verdict would be restored twice."""
+    try:
+        if (votes := _find_votes(mirror, open_at)) is None:
+            return
+        _read_verdict(votes, mirror)
+    except (SkerryError, OSError):
+        return
+    raise Invalid(f"the votes in {votes.uri} can be read, so they are not lost: leave out --votes-are-lost")
 
 
 def _check_not_on(verdict: Verdict, target: Store) -> None:
@@ -185,14 +199,14 @@ def restore(
         check_fork(mirror, plan.cut)  # the verdict is final
         ballots = Ballots(plan.votes, plan.cut.run, by, clock, find_cut)
         verdict = ballots.order(target.uri, plan.cut)
-        if verdict is None or (verdict.uri, verdict.round, verdict.commit) != (
-            target.uri,
-            plan.cut.round,
-            plan.cut.commit,
-        ):
-            at = "in its store" if verdict is None else f"at {verdict.uri} from round {verdict.round}"
+        if verdict is None:
             raise Conflict(
-                f"run {plan.cut.run.name} goes on {at}, by a verdict of {by if verdict is None else verdict.by}"
+                f"run {plan.cut.run.name} stays in its store, {plan.cut.run.store}: a replica that has reached it ended "
+                "the ballot a moment earlier; if the store is lost, repeat the command"
+            )
+        if (verdict.uri, verdict.round, verdict.commit) != (target.uri, plan.cut.round, plan.cut.commit):
+            raise Conflict(
+                f"run {plan.cut.run.name} goes on at {verdict.uri} from round {verdict.round}, by a verdict of {verdict.by}"
             )
     return fork(mirror, plan.cut, target, clock.utc_text(), on_round, mirrors)
 
