@@ -36,9 +36,11 @@ def failover_run(slots: int, minimum: int, **changes: object) -> Run:
         FakeClock(),
         slots=tuple(f"r-{number}" for number in range(slots)),
         min_replicas=minimum,
-        mirrors=(MirrorSettings(uri=MIRROR, each_round=True),),
-        failover=FailoverSettings(mirror=MIRROR, uri=FORK, after_s=AFTER_S),
-        **changes,
+        **{
+            "mirrors": (MirrorSettings(uri=MIRROR, each_round=True),),
+            "failover": FailoverSettings(mirror=MIRROR, uri=FORK, after_s=AFTER_S),
+            **changes,
+        },
     )
 
 
@@ -320,9 +322,12 @@ def test_spec_is_refused_where_both_sides_could_close_rounds(slots: int, minimum
             failover_run(slots, minimum - 1)
 
 
-def test_failover_needs_a_mirror_of_each_round() -> None:
-    with pytest.raises(ValidationError, match="a mirror of each round"):
-        run_record(FakeClock(), slots=("a", "b"), failover=FailoverSettings(mirror=MIRROR, uri=FORK, after_s=AFTER_S))
+@pytest.mark.parametrize("changes", [{"uri": "memory://other"}, {"each_round": False}, {"max_usd": 5.0}])
+def test_failover_needs_a_mirror_of_each_round_without_a_limit(changes: dict[str, object]) -> None:
+    """Beyond its limit a mirror stays as it is: an outage of minutes would take the run back to that round."""
+    mirror = MirrorSettings.model_validate({"uri": MIRROR, "each_round": True, **changes})
+    with pytest.raises(ValidationError, match="a mirror of each round without max_usd"):
+        failover_run(3, 2, mirrors=(mirror,))
 
 
 def test_votes_of_an_open_ballot_keep_a_mirror_from_deleting() -> None:

@@ -201,12 +201,13 @@ def restore(
         verdict = ballots.order(target.uri, plan.cut)
         if verdict is None:
             raise Conflict(
-                f"run {plan.cut.run.name} stays in its store, {plan.cut.run.store}: a replica that has reached it ended "
-                "the ballot a moment earlier; if the store is lost, repeat the command"
+                f"run {plan.cut.run.name} stays in its store, {plan.cut.run.store}: a replica that has reached it "
+                "ended the ballot a moment earlier; if the store is lost, repeat the command"
             )
         if (verdict.uri, verdict.round, verdict.commit) != (target.uri, plan.cut.round, plan.cut.commit):
             raise Conflict(
-                f"run {plan.cut.run.name} goes on at {verdict.uri} from round {verdict.round}, by a verdict of {verdict.by}"
+                f"run {plan.cut.run.name} goes on at {verdict.uri} from round {verdict.round}, "
+                f"by a verdict of {verdict.by}"
             )
     return fork(mirror, plan.cut, target, clock.utc_text(), on_round, mirrors)
 

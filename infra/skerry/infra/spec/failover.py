@@ -27,7 +27,8 @@ def failover_line(spec: Spec) -> FurtherPlace | None:
     """The line of the mirror beside which a run goes on by itself; None without failover."""
     if spec.failover is None:
         return None
-    return next((line for line in spec.replication if not line.is_peers and line.each_round), None)
+    lines = (line for line in spec.replication if not line.is_peers and line.each_round and line.max_usd is None)
+    return next(lines, None)
 
 
 def problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
@@ -44,13 +45,18 @@ def problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
         yield document.problem(_WHERE, f"{text}; remove it, and use `skerry restore`")
     if not any(_keeps_each_round(document, index) for index in range(len(document.entries((REPLICATION,))))):
         line = "replication: [{to: gs://acme-dr/runs, log: every round}]"
-        yield document.problem(_WHERE, f"needs a mirror that loses no closed round; write e.g. {line}")
+        text = "needs a mirror that loses no closed round, without max_usd, at which copying ends"
+        yield document.problem(_WHERE, f"{text}; write e.g. {line}")
+    if document.value(limit := ("limits", "max_cost_usd")) is not None:
+        text = "would end the copies of the mirror from which a run with failover: automatic goes on"
+        yield document.problem(limit, f"{text}; remove one of the two, and bound the run by limits.max_hours", key=True)
     yield from _too_few(document)
 
 
 def _keeps_each_round(document: Document, index: int) -> bool:
     line: Where = (REPLICATION, index)
-    return document.value((*line, "to")) != PEERS and document.value((*line, "log")) == EVERY_ROUND
+    to, log, max_usd = (document.value((*line, name)) for name in ("to", "log", "max_usd"))
+    return to != PEERS and log == EVERY_ROUND and max_usd is None
 
 
 def _too_few(document: Document) -> Iterator[Problem]:

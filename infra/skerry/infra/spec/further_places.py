@@ -172,8 +172,8 @@ def problems(document: Document, kinds: TargetKinds, folder: Path) -> Iterator[P
 def _outside_the_limit(document: Document) -> Iterator[Problem]:
     """Mirrors that limits.max_cost_usd cannot bound: it bounds machines, and sets `max_usd` aside."""
     most = document.value(("limits", "max_cost_usd"))
-    if not isinstance(most, int | float) or isinstance(most, bool):
-        return
+    if not isinstance(most, int | float) or isinstance(most, bool) or document.value(("failover",)) is not None:
+        return  # failover.py refuses the limit
     aside = 0.0
     for index in range(len(document.entries((REPLICATION,)))):
         line: Where = (REPLICATION, index)

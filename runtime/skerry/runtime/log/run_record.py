@@ -223,11 +223,15 @@ class Run(Extended):
 
     @model_validator(mode="after")
     def _both_sides_cannot_go_on(self) -> Self:
-        """After a majority has left, the others must be too few to close a round. Mirrors must lose no closed round."""
+        """After a majority has left, the others must be too few to close a round. The mirror must lose no closed round.
+
+        A mirror beyond its max_usd would take the run back to the round at which copying ended.
+        """
         if self.failover is None:
             return self
-        if not any(mirror.uri == self.failover.mirror and mirror.each_round for mirror in self.mirrors or ()):
-            raise ValueError(f"failover needs a mirror of each round: {self.failover.mirror}")
+        mirror = next((mirror for mirror in self.mirrors or () if mirror.uri == self.failover.mirror), None)
+        if mirror is None or not mirror.each_round or mirror.max_usd is not None:
+            raise ValueError(f"failover needs a mirror of each round without max_usd: {self.failover.mirror}")
         others = len(self.slots) - majority(len(self.slots))
         if self.min_replicas <= others:
             raise ValueError(
