@@ -142,6 +142,7 @@ class ObjectStoreAllReduce:
             deadline_s=self.timeout_s,
             heartbeat_s=self._poll_interval_s,
             grace=Grace(floor_s=0.0, cap_s=0.0),
+            is_watched=contract.FAILOVER in os.environ,
         )
         session = join_run(self.uri, self.slot, options, self._clock)
         # Without the commit of the exchange before, the count begins here.

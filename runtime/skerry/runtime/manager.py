@@ -151,6 +151,7 @@ class ObjectStoreManager:
             max_norm=max_norm,
             place=place,
             software=read_software(os.environ),
+            is_watched=contract.FAILOVER in os.environ,
         )
         log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())

@@ -79,8 +79,7 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
         variables = os.environ if environment is None else environment
         data, place = contract.read_data(variables), Place.of_text(variables.get(contract.PLACE))
         settings, address = contract.read(variables), read_address(variables)
-        is_watched = contract.FAILOVER in variables
-        return Replica(settings, clock or SystemClock(), address, data, place, is_watched=is_watched)
+        return Replica(settings, clock or SystemClock(), address, data, place)
     except SkerryError as error:
         if environment is not None:
             raise
@@ -128,13 +127,8 @@ class Replica(SlotNumbers):
         address: Address | None = None,
         data: Mapping[str, str] | None = None,
         place: Place | None = None,
-        *,
-        is_watched: bool = False,
     ) -> None:
-        """address: of this rank; None for a replica of one rank. data: the spec's, by name. place: of its machine.
-
-        is_watched: `skerry-replica run` has started this process, which ends it before its slot votes to leave a store.
-        """
+        """address: of this rank; None for a replica of one rank. data: the spec's, by name. place: of its machine."""
         super().__init__(settings, 0 if address is None else address.rank, 1 if address is None else address.size)
         self._address = address
         log_to_stderr(settings.slot if address is None else f"{settings.slot}/{self.rank}")
@@ -145,8 +139,6 @@ class Replica(SlotNumbers):
         run = read_run(self._store)
         if run is None:
             raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes {keys.RUN}")
-        if run.failover is not None and not is_watched:
-            raise Invalid(f"run {run.name} has failover: start this script by `skerry-replica run`")
         self.run: Run = run
         self._rounds = _rounds_of(RunLog(self._store, run))
         self._steps_per_round = max(1, run.sync_every // run.fragments)

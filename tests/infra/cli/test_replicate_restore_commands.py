@@ -357,7 +357,8 @@ class Voting:
 
 
 @pytest.fixture
-def voting(tmp_path: Path) -> Voting:
+def voting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Voting:
+    monkeypatch.setenv("SKERRY_FAILOVER", "as `skerry-replica run` sets it")
     return Voting(tmp_path)
 
 
@@ -449,8 +450,9 @@ def test_order_after_a_replica_has_stayed_names_the_store(voting: Voting, monkey
     assert skerry("restore", voting.votes).exit_code == 0
 
 
-def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path) -> None:
+def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run with failover: its replicas go where the operator says, and never to a second run."""
+    monkeypatch.setenv("SKERRY_FAILOVER", "as `skerry-replica run` sets it")
     home, west = (tmp_path / "east/my-run").as_uri(), (tmp_path / "west").as_uri()
     mirror, store = f"{west}/my-run", open_store(home)
     settings = FailoverSettings(mirror=mirror, uri=f"{mirror}-failover", after_s=60.0)

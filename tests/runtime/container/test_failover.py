@@ -11,18 +11,21 @@ from tests.kit.managers import wait_for
 from tests.kit.protocol import run_record
 from tests.support.container import DEADLINE_S, clean_environment
 
+from skerry.runtime.allreduce import ObjectStoreAllReduce
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
+from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.mirrors.ballots import read_verdict
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.replica import connect
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.container import ContainerStarts, Signpost
@@ -68,13 +71,43 @@ def failover_run(home: str, mirror: str, **changes: object) -> Run:
     )
 
 
-def test_script_of_such_a_run_is_not_started_alone(tmp_path: Path) -> None:
+def replica_manager(home: str, _minimum: int) -> object:
+    variables = {"SKERRY_RUN": home, "SKERRY_SLOT": "r-0", "SKERRY_INDEX": "0", "SKERRY_REPLICAS": "2"}
+    return connect(variables).manager()
+
+
+def own_manager(home: str, minimum: int) -> object:
+    return ObjectStoreManager(open_store(home), replica_id="r-0", min_replica_size=minimum)
+
+
+def allreduce(home: str, ranks: int) -> object:
+    return ObjectStoreAllReduce(home, rank=0, world_size=ranks).__enter__()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> str:
+    """The URI of a run with failover that no replica has joined."""
     home, mirror = (tmp_path / "one" / "tiny").as_uri(), (tmp_path / "two" / "tiny").as_uri()
     open_store(home).create(keys.RUN, failover_run(home, mirror).to_bytes())
-    variables = {"SKERRY_RUN": home, "SKERRY_SLOT": "r-0", "SKERRY_INDEX": "0", "SKERRY_REPLICAS": "2"}
+    return home
+
+
+@pytest.mark.parametrize("join", [replica_manager, own_manager, allreduce])
+def test_script_of_such_a_run_is_not_started_alone(join: Callable[[str, int], object], home: str) -> None:
     with pytest.raises(Invalid, match="start this script by `skerry-replica run`"):
-        connect(variables)
-    assert connect(variables | {"SKERRY_FAILOVER": mirror}).run.failover is not None
+        join(home, 2)
+    assert open_store(home).list(keys.MEMBERS) == []
+
+
+@pytest.mark.parametrize("join", [own_manager, allreduce])
+def test_script_of_such_a_run_has_no_smaller_quorum(
+    join: Callable[[str, int], object], home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replicas that a majority leaves behind could close rounds."""
+    monkeypatch.setenv("SKERRY_FAILOVER", "memory://mirror")
+    with pytest.raises(Invalid, match=r"its min_replicas=2 .* min_replica_size=1"):
+        join(home, 1)
+    assert open_store(home).list(keys.MEMBERS) == []
 
 
 # In a separate process, because it takes over signals. The store is away, back for one look, away, and back.

@@ -382,6 +382,6 @@ def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places)
         keys.RUN,
     )
     places.home.replace(keys.RUN, run.to_bytes())
-    join_run(places.home, "r-0", SessionOptions(min_replicas=2, deadline_s=10.0), places.clock)
+    join_run(places.home, "r-0", SessionOptions(min_replicas=2, deadline_s=10.0, is_watched=True), places.clock)
     key = keys.member("r-0", 0)
     assert (tmp_path / "mirror/test" / key).read_bytes() == bytes(places.home.read(key) or b"")

@@ -50,6 +50,7 @@ class SessionOptions:
 
     max_norm: this replica contributes nothing above it; None: all that is finite. propose_delay_s: how much longer each
     further replica waits before it proposes a decision, too; None chooses by the store. place, software: for people.
+    is_watched: `skerry-replica run` has started this process, and ends it before its slot votes to leave a store.
     """
 
     min_replicas: int
@@ -65,6 +66,7 @@ class SessionOptions:
     retention: Retention = field(default_factory=Retention)
     place: Place | None = None
     software: Software | None = None
+    is_watched: bool = False
     roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
 
     def __post_init__(self) -> None:
@@ -157,8 +159,8 @@ def join_run(
 
     new_run: the run to start; None: one without end, named as the last part of the prefix. stop: ends all waiting; None
     makes an event.
-    Raises Invalid for a store that ignores conditions, for spares in a run that makes up for lost work, and for a
-    reduction that the codec does not have.
+    Raises Invalid for a store that ignores conditions, for spares in a run that makes up for lost work, for a
+    reduction that the codec does not have, and if a run with failover could go on twice.
     """
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
@@ -172,6 +174,8 @@ def join_run(
             f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
             f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
         )
+    if run.failover is not None:
+        _check_failover(run, terms)
     stop = stop or threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.with_deadline(terms.deadline_s, stop)
@@ -238,6 +242,17 @@ def join_run(
         poll_every_s=heartbeat_s,
         roll_ups=terms.roll_ups,
     )
+
+
+def _check_failover(run: Run, terms: SessionOptions) -> None:
+    """Raise Invalid for a replica that could train after its vote, or close rounds among too few of the others."""
+    if not terms.is_watched:
+        raise Invalid(f"run {run.name} has failover: start this script by `skerry-replica run`")
+    if terms.min_replicas < run.min_replicas:
+        raise Invalid(
+            f"run {run.name} has failover, and with fewer replicas than its min_replicas={run.min_replicas} it could "
+            f"go on in two stores: min_replica_size={terms.min_replicas}; use `replica.manager()`, or raise it"
+        )
 
 
 def successor_lives(session: Session) -> bool:
