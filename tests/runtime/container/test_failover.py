@@ -80,6 +80,10 @@ def own_manager(home: str, minimum: int) -> object:
     return ObjectStoreManager(open_store(home), replica_id="r-0", min_replica_size=minimum)
 
 
+def foreign_manager(home: str, _minimum: int) -> object:
+    return ObjectStoreManager(open_store(home), replica_id="r-2", min_replica_size=2)
+
+
 def allreduce(home: str, ranks: int) -> object:
     return ObjectStoreAllReduce(home, rank=0, world_size=ranks).__enter__()
 
@@ -99,13 +103,20 @@ def test_script_of_such_a_run_is_not_started_alone(join: Callable[[str, int], ob
     assert open_store(home).list(keys.MEMBERS) == []
 
 
-@pytest.mark.parametrize("join", [own_manager, allreduce])
-def test_script_of_such_a_run_has_no_smaller_quorum(
-    join: Callable[[str, int], object], home: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("join", "problem"),
+    [
+        (own_manager, r"its min_replicas=2 .* min_replica_size=1"),
+        (allreduce, r"its min_replicas=2 .* min_replica_size=1"),
+        (foreign_manager, "no slot 'r-2'; its slots are r-0, r-1"),
+    ],
+)
+def test_script_of_such_a_run_has_no_other_quorum(
+    join: Callable[[str, int], object], problem: str, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The replicas that a majority leaves behind could close rounds."""
     monkeypatch.setenv("SKERRY_FAILOVER", "memory://mirror")
-    with pytest.raises(Invalid, match=r"its min_replicas=2 .* min_replica_size=1"):
+    with pytest.raises(Invalid, match=problem):
         join(home, 1)
     assert open_store(home).list(keys.MEMBERS) == []
 

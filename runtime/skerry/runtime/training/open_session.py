@@ -175,7 +175,7 @@ def join_run(
             f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
         )
     if run.failover is not None:
-        _check_failover(run, terms)
+        _check_failover(run, slot, terms)
     stop = stop or threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.with_deadline(terms.deadline_s, stop)
@@ -244,7 +244,7 @@ def join_run(
     )
 
 
-def _check_failover(run: Run, terms: SessionOptions) -> None:
+def _check_failover(run: Run, slot: str, terms: SessionOptions) -> None:
     """Raise Invalid for a replica that could train after its vote, or close rounds among too few of the others."""
     if not terms.is_watched:
         raise Invalid(f"run {run.name} has failover: start this script by `skerry-replica run`")
@@ -253,6 +253,8 @@ def _check_failover(run: Run, terms: SessionOptions) -> None:
             f"run {run.name} has failover, and with fewer replicas than its min_replicas={run.min_replicas} it could "
             f"go on in two stores: min_replica_size={terms.min_replicas}; use `replica.manager()`, or raise it"
         )
+    if slot not in run.slots:  # it has no vote, and would count for the quorum of those that are left behind
+        raise Invalid(f"run {run.name} has failover, and no slot {slot!r}; its slots are {', '.join(run.slots)}")
 
 
 def successor_lives(session: Session) -> bool:
