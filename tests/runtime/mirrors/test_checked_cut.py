@@ -10,9 +10,12 @@ from tests.kit.managers import begin_run, manager_of, stop_managers
 from tests.runtime.mirrors.test_mirror import CLOCK, Named, copied_after_each_round
 from tests.support.clocks import FakeClock
 
+from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
+from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import check_fork
@@ -55,7 +58,8 @@ def checkpoint(number: int) -> str:
         ([], (5, 4)),
         ([f"{keys.PAYLOADS}{4:08d}"], (4, 4)),
         ([checkpoint(4)], (5, 2)),
-        ([checkpoint(4), f"{keys.PAYLOADS}{3:08d}"], (2, 2)),
+        ([checkpoint(4), f"{keys.PAYLOADS}{2:08d}"], (2, 2)),
+        ([checkpoint(4), f"{keys.PAYLOADS}{3:08d}"], (3, 2)),  # rounds between two checkpoints are used, too
     ],
 )
 def test_newest_cut_without_damage_is_used(mirror: Named, damaged: list[str], expected: tuple[int, int]) -> None:
@@ -65,6 +69,29 @@ def test_newest_cut_without_damage_is_used(mirror: Named, damaged: list[str], ex
     assert (cut.round, cut.checkpoint) == (5, 4)
     cut = CheckedCuts(FakeClock()).find(mirror)
     assert (cut.round, cut.checkpoint) == expected
+
+
+@pytest.mark.parametrize("damaged", [[checkpoint(4)], [checkpoint(4), f"{keys.PAYLOADS}{3:08d}"]])
+def test_run_goes_on_from_the_cut_of_its_verdict(mirror: Named, damaged: list[str]) -> None:
+    """A verdict has a round and no checkpoint: the damaged one is passed over when the run is made, too."""
+    for folder in damaged:
+        damage(mirror, folder)
+    cut, fork = CheckedCuts(FakeClock()).find(mirror), Named("runs/fork")
+    verdict = Verdict(
+        run=cut.run.nonce,
+        ballot=0,
+        uri=fork.uri,
+        round=cut.round,
+        commit=cut.commit,
+        votes=("a",),
+        by="a",
+        created="2026-01-01",
+    )
+    run = go_on(mirror, verdict, fork, FakeClock(), "a")
+    assert verdict.leads_to(run)
+    assert (find_cut(fork).round, find_cut(fork).checkpoint) == (cut.round, cut.checkpoint)
+    examination = examine_store(fork, on_progress=lambda _done, _whole: None)
+    assert [item.text for item in examination.findings if item.severity == "error"] == []
 
 
 def test_damage_of_all_checkpoints_is_named_and_not_read_again(mirror: Named) -> None:

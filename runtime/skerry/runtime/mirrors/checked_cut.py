@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
@@ -22,16 +22,23 @@ if TYPE_CHECKING:
 _REMEMBERED_S: Final = 300.0
 
 
+class _Damage(NamedTuple):
+    """The first damage of a cut, after so many whole rounds; all rounds of the cut if its checkpoint is damaged."""
+
+    rounds: int
+    text: str
+
+
 class CheckedCuts:
     """Finds cuts for one process, which looks every few seconds and reads damaged ones once in some minutes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._damaged: dict[tuple[int, int, str], str] = {}
+        self._damaged: dict[tuple[int, int, str], _Damage] = {}
         self._forget_at = 0.0
 
     def find(self, store: Store) -> Cut:
-        """The newest cut of which a run can be made; an older checkpoint is tried where the newest is damaged.
+        """The newest cut of which a run can be made; damaged rounds and checkpoints are left out.
 
         Raises Invalid, with the damage, if there is none, and what the store raises.
         """
@@ -39,24 +46,29 @@ class CheckedCuts:
             self._damaged.clear()
             self._forget_at = self._clock.now() + _REMEMBERED_S
         for newest in sorted(complete_checkpoints(store), reverse=True):
-            for at in (None, newest):  # the rounds after a checkpoint may be damaged, too
+            at: int | None = None
+            while True:
                 try:
                     cut = find_cut(store, at, newest)
                 except Invalid:
-                    continue
-                if self._is_whole(store, cut):
+                    break
+                damage = self._damage_of(store, cut)
+                if damage is None:
                     return cut
-        why = "; ".join(self._damaged.values()) or "no checkpoint is complete"
+                if not cut.checkpoint <= damage.rounds < cut.round:
+                    break
+                at = damage.rounds  # those before the damaged one
+        why = "; ".join(damage.text for damage in self._damaged.values()) or "no checkpoint is complete"
         raise Invalid(f"nothing at {store.uri} can be restored: {why}")
 
-    def _is_whole(self, store: Store, cut: Cut) -> bool:
-        key = (cut.round, cut.checkpoint, cut.commit)
+    def _damage_of(self, store: Store, cut: Cut) -> _Damage | None:
+        key, whole = (cut.round, cut.checkpoint, cut.commit), [0]
         if key not in self._damaged:
             try:
-                check_fork(store, cut)
+                check_fork(store, cut, whole.append)
             except Corrupt as error:
-                self._damaged[key] = str(error)
-        return key not in self._damaged
+                self._damaged[key] = _Damage(whole[-1], str(error))
+        return self._damaged.get(key)
 
 
 def check_free(target: Store) -> None:

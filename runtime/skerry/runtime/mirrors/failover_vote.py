@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.clock import Backoff, wait_until
-from skerry.runtime.errors import Conflict, Corrupt, SkerryError
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Elsewhere, Verdict
@@ -84,17 +84,30 @@ def go_on(mirror: Store, verdict: Verdict, target: Store, clock: Clock, slot: st
         with contextlib.suppress(TimeoutError):  # the one that has created the verdict may be dead
             run = wait_until(clock, lambda: read_run(target), clock.now() + _OTHERS_S, _POLL)
     if run is None:
-        cut = find_cut(mirror, verdict.round)
-        if cut.commit != verdict.commit:
-            raise Corrupt(f"round {verdict.round} at {mirror.uri} is not that of the verdict; see `skerry doctor`")
-        # The time of the parent: limits of the run count from it.
-        run = fork(mirror, cut, target, cut.run.created, mirrors=())
+        run = _fork(mirror, verdict, target)
     if not verdict.leads_to(run):
         raise Conflict(
             f"{target.uri} has run {run.name}, which does not go on from round {verdict.round} of this run; see "
             f"`skerry doctor {mirror.uri}`"
         )
     return run
+
+
+def _fork(mirror: Store, verdict: Verdict, target: Store) -> Run:
+    """Make the run from the newest checkpoint without damage, as the one that has created the verdict could."""
+    damage, newest = None, None
+    while True:
+        try:
+            cut = find_cut(mirror, verdict.round, newest)
+        except Invalid as error:
+            raise damage or error from None
+        if cut.commit != verdict.commit:
+            raise Corrupt(f"round {verdict.round} at {mirror.uri} is not that of the verdict; see `skerry doctor`")
+        try:
+            # The time of the parent: limits of the run count from it.
+            return fork(mirror, cut, target, cut.run.created, mirrors=())
+        except Corrupt as error:
+            damage, newest = error, cut.checkpoint - 1
 
 
 def mark_moved(home: Store, verdict: Verdict) -> None:

@@ -63,9 +63,12 @@ def fork(
     return _Fork(source, cut, target).make(created, on_round or (lambda _: None), mirrors)
 
 
-def check_fork(source: Store, cut: Cut) -> None:
-    """Read and verify all that a fork of `cut` reads, and write nothing. Raises Corrupt for damage."""
-    fork(source, cut, _Discarding(source.profile), cut.run.created, mirrors=())
+def check_fork(source: Store, cut: Cut, on_round: Callable[[int], None] | None = None) -> None:
+    """Read and verify all that a fork of `cut` reads, and write nothing. Raises Corrupt for damage.
+
+    on_round: called with the number of rounds that are whole.
+    """
+    fork(source, cut, _Discarding(source.profile), cut.run.created, on_round, mirrors=())
 
 
 class _Discarding(MemoryStore):
