@@ -152,7 +152,7 @@ def test_commands_and_their_options_are_frozen() -> None:
 def test_help_of_skerry_lists_every_command_with_its_first_sentence() -> None:
     commands = typer.main.get_group(app).commands
     shown = {name: text for texts in fast_help_entry_point.COMMANDS.values() for name, text in texts.items()}
-    assert shown.keys() == commands.keys(), "a new command needs a line in cli/entry.py"
+    assert shown.keys() == commands.keys(), "a new command needs a line in cli/fast_help_entry_point.py"
     assert shown == {name: first_sentence(commands[name]) for name in shown}
     assert list(fast_help_entry_point.COMMANDS) == [common.START, common.WATCH, common.CLOUD_PANEL, common.CARE]
 

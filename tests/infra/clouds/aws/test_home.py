@@ -60,7 +60,7 @@ def test_run_needs_bucket_and_repository(ground: RunContext) -> None:
     assert isinstance(repository, Repository)
     assert (bucket.address, bucket.name, bucket.region) == ("aws_bucket.store", "acme-runs", REGION)
     assert bucket.protected == tuple(
-        f"*/{folder}/*" for folder in ("commits", "exchanges", "contributions", "receipts")
+        f"*/{folder}/*" for folder in ("commits", "exchanges", "contributions", "receipts", "failover")
     )
     assert (repository.name, repository.registry, repository.region) == ("acme/train", ACCOUNT, REGION)
     assert not bucket.brought
