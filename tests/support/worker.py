@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sync-every", type=int, default=4)
     parser.add_argument("--codec", choices=["none", "bf16", "int8"], default="none")
     parser.add_argument("--grace", type=float, default=30.0)
+    parser.add_argument("--heartbeat", type=float, default=0.2, help="seconds")
     parser.add_argument("--die-at", type=int, default=None, help="SIGKILL myself before this inner step")
     parser.add_argument("--nan-at", type=int, default=None, help="poison the parameters before this inner step")
     return parser.parse_args()
@@ -76,7 +77,7 @@ class Training:
             max_retries=3,
             codec=options.codec,
             grace=Grace(floor_s=options.grace, cap_s=options.grace),
-            heartbeat_interval=timedelta(milliseconds=200),
+            heartbeat_interval=timedelta(seconds=options.heartbeat),
         )
         data = torch.arange(4096)
         sampler = DistributedSampler(data, options.index, options.replicas, group_rank=0, num_replicas=1, shuffle=False)

@@ -7,9 +7,11 @@ Requests that moto cannot answer get 501 with the reason: clients would repeat m
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from moto.core.request import Request
@@ -44,6 +46,8 @@ class AwsApplication:
         self._application = application
         self._calls = calls
         self._faults = faults
+        # moto iterates over a role's policies while another request may add one to it.
+        self._iam = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         """Handle one request."""
@@ -77,7 +81,8 @@ class AwsApplication:
 
     def _run(self, environ: dict[str, Any], start: Callable[..., Any], call: Call) -> Iterable[bytes]:
         try:
-            return self._application(environ, start)
+            with self._iam if call.service == "iam" else contextlib.nullcontext():
+                return self._application(environ, start)
         except NotImplementedError as error:
             return _answer(start, *errors.error_response(call.service, 501, "NotImplemented", f"{call.name}: {error}"))
         except Exception as error:  # noqa: BLE001  a thread's entry: moto's error is logged and returned
