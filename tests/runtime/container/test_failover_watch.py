@@ -211,6 +211,8 @@ def test_script_is_not_started_while_the_mirror_is_away(places: Places) -> None:
     watch = places.watch()
     places.errors[MIRROR] = Retryable("away")
     wait_long(places, watch, 5)
+    places.errors.clear()
+    assert watch.await_store() == HOME
 
 
 def test_store_that_is_back_is_used_after_seconds(places: Places) -> None:

@@ -137,7 +137,9 @@ def test_refusals_with_a_long_time_between_are_separate_outages(verb: str) -> No
     wrapper = wrapper.with_deadline(3600.0, threading.Event())
     wrapper.list("")
     clock.on_pause = lambda: clock.advance(REFUSAL_PATIENCE_S)
+    began = clock.now()
     VERBS[verb](wrapper)
+    assert clock.now() - began > 2 * REFUSAL_PATIENCE_S, "the two refusals are further apart than one outage may last"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -169,13 +169,7 @@ def join_run(
     if group.rank == 0:
         probe(opened, clock)
     run = open_run(opened, new_run or _lone_run(terms, clock, opened.uri))
-    if run.work is not None and terms.spares:
-        raise Invalid(
-            f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
-            f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
-        )
-    if run.failover is not None:
-        _check_failover(run, slot, terms)
+    _check_terms(run, slot, terms)
     stop = stop or threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.with_deadline(terms.deadline_s, stop)
@@ -187,12 +181,7 @@ def join_run(
         else FollowerPresence(slot)
     )
     if run.failover is not None and group.rank == 0:
-        # Before it trains: an older process of the slot that sees this record there does not vote to leave the store.
-        mirror = open_store(run.failover.mirror, clock=clock, deadline_s=_MIRROR_S)
-        try:
-            Mirror(opened, mirror, clock, by=slot).copy_members()
-        except Invalid as error:  # a bucket that was deleted: the run is healthy, and the mirror may come back
-            raise Retryable(f"the mirror {mirror.uri}, by which the run may leave its store: {error}") from error
+        _copy_claim(opened, run.failover.mirror, slot, clock)
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)
@@ -244,8 +233,30 @@ def join_run(
     )
 
 
-def _check_failover(run: Run, slot: str, terms: SessionOptions) -> None:
-    """Raise Invalid for a replica that could train after its vote, or close rounds among too few of the others."""
+def _copy_claim(home: Store, mirror_uri: str, slot: str, clock: Clock) -> None:
+    """Copy this start to the mirror before it trains: an older process of the slot that sees it there does not vote.
+
+    Raises Retryable if the mirror's bucket was deleted: the run is healthy, and the mirror may come back.
+    """
+    mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
+    try:
+        Mirror(home, mirror, clock, by=slot).copy_members()
+    except Invalid as error:
+        raise Retryable(f"the mirror {mirror.uri}, by which the run may leave its store: {error}") from error
+
+
+def _check_terms(run: Run, slot: str, terms: SessionOptions) -> None:
+    """Raise Invalid for terms that contradict the run.
+
+    In a run with failover, no replica may train after its vote, or close rounds among too few of the others.
+    """
+    if run.work is not None and terms.spares:
+        raise Invalid(
+            f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
+            f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
+        )
+    if run.failover is None:
+        return
     if not terms.is_watched:
         raise Invalid(f"run {run.name} has failover: start this script by `skerry-replica run`")
     if terms.min_replicas < run.min_replicas:
