@@ -23,14 +23,15 @@ from tests.kit.managers import (
 
 from skerry.infra.cli import replicate_restore_commands
 from skerry.infra.local.workspace import operator_name
+from skerry.infra.run import restore_run
 from skerry.infra.run.run_record import find_move
 from skerry.infra.spec import further_places
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Corrupt, Invalid, Moved, Unauthorized
+from skerry.runtime.errors import Corrupt, Invalid, Moved, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
-from skerry.runtime.mirrors.ballots import Ballots
+from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
@@ -398,6 +399,32 @@ def test_restore_refuses_another_run_where_the_replicas_go_on(voting: Voting) ->
     assert f"delete it with `skerry destroy {voting.goes_on}`" in refused.output
 
 
+def test_no_verdict_leads_to_an_occupied_place(voting: Voting) -> None:
+    """It is final, and replicas could never go on there."""
+    occupied = f"{voting.south}-other"
+    begin_run(open_store(occupied), "a")
+    refused = skerry("restore", voting.votes, "--to", occupied)
+    assert refused.exit_code == 1
+    assert read_verdict(open_store(voting.votes)) is None
+    assert skerry("restore", voting.votes).exit_code == 0
+
+
+@pytest.mark.parametrize("mirror", ["votes", "south"])
+def test_votes_are_not_lost_while_the_run_goes_on_by_them(
+    voting: Voting, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voting.go_on(voting.vote())
+
+    def fail(*_: object) -> None:
+        raise Retryable("a moment away")
+
+    monkeypatch.setattr(restore_run, "_read_verdict", fail)
+    refused = skerry("restore", getattr(voting, mirror), "--votes-are-lost")
+    assert refused.exit_code == 2, refused.output
+    assert "leave out --votes-are-lost" in refused.output
+    assert not (voting.folder / f"{'west' if mirror == 'votes' else 'south'}/my-run-restored").exists()
+
+
 def test_restore_needs_the_mirror_with_the_votes(voting: Voting, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_all_but_one(uri: str, **more: object) -> Store:
         store = open_store(uri, **more)
@@ -428,7 +455,8 @@ def test_votes_that_can_be_read_are_not_lost(voting: Voting) -> None:
         for mirror in (voting.votes, voting.south):
             refused = skerry("restore", mirror, "--votes-are-lost", "--auto-approve")
             assert refused.exit_code == 2
-            assert f"the votes in {voting.votes} can be read, so they are not lost" in refused.output
+            assert "so they are not lost: leave out --votes-are-lost" in refused.output
+                assert voting.votes in refused.output
         voting.vote()
     assert not list(voting.folder.rglob("*-restored"))
 

@@ -14,7 +14,7 @@ from skerry.runtime.container import failover_watch, outcome
 from skerry.runtime.container.failover_watch import OutOfTimeError, StoreWatch, find_run
 from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, Unauthorized
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog
@@ -25,6 +25,8 @@ from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.checked_cut import CheckedCuts
 from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.restorable import Cut, find_cut
+from skerry.runtime.store import open_store
+from skerry.runtime.training import open_session
 from skerry.runtime.training.open_session import SessionOptions, join_run
 
 if TYPE_CHECKING:
@@ -306,21 +308,25 @@ def test_job_starts_where_the_run_goes_on_and_marks_the_old_store(places: Places
 @pytest.mark.parametrize("error", [Unauthorized("refused"), Invalid("no such bucket"), Retryable("away")])
 def test_job_does_not_start_while_the_mirror_cannot_be_asked(places: Places, error: Exception) -> None:
     places.errors[MIRROR] = error
-    with pytest.raises(Retryable, match=f"cannot be asked: {error}"):
+    with pytest.raises(Retryable, match=f"the mirror that knows where the run is cannot be used yet: {error}"):
         find_run(MIRROR, HOME, places.clock)
     places.clock.on_pause = places.errors.clear
     assert find_run(MIRROR, HOME, places.clock) == HOME
 
 
-@pytest.mark.parametrize("gone", [None, Invalid("no such bucket")])
+@pytest.mark.parametrize("gone", [None, Invalid("no such bucket"), Unauthorized("its account is closed")])
 def test_job_waits_for_the_verdict_on_a_store_that_was_deleted(places: Places, gone: Exception | None) -> None:
     """It has no vote, because it has not claimed its slot; the others have."""
     if gone is None:
         places.home.delete(keys.RUN)
     else:
         places.errors[HOME] = gone
-    with pytest.raises(Retryable, match="and no verdict in its mirror"):
+    began = places.clock.now()
+    with pytest.raises(Retryable, match="does not have the run, and its mirror memory://mirror/run no verdict"):
         find_run(MIRROR, HOME, places.clock)
+    assert places.clock.now() - began >= 1800
+    with pytest.raises(OutOfTimeError):
+        find_run(MIRROR, HOME, places.clock, max_hours=0.01)
 
     def decide() -> None:
         places.clock.on_pause = lambda: None
@@ -345,6 +351,45 @@ def test_script_that_was_stopped_by_the_move_of_its_run_goes_on(places: Places) 
     assert not watch.is_lost(stopped)
     places.verdict()
     assert watch.is_lost(stopped)
+    places.errors[MIRROR] = Retryable("busy")
+    places.clock.on_pause = places.errors.clear
+    assert watch.is_lost(stopped)
+    places.errors[MIRROR] = Retryable("away")
+    places.clock.on_pause = lambda: None
+    assert not watch.is_lost(stopped)
+
+
+@pytest.mark.parametrize("error", [Invalid("no such round"), Corrupt("damaged"), Unauthorized("refused")])
+@pytest.mark.parametrize("is_started", [True, False])
+def test_run_that_cannot_be_made_yet_is_waited_for(places: Places, error: Exception, *, is_started: bool) -> None:
+    """An operator's copy from another mirror takes longer than replicas wait for it."""
+    places.verdict()
+
+    def fail(*_: object) -> Cut:
+        raise error
+
+    places.patch.setattr(failover_module, "find_cut", fail)
+    began = places.clock.now()
+
+    def copy() -> None:
+        if places.clock.now() - began > 600:
+            places.clock.on_pause = lambda: None
+            places.forked()
+
+    places.clock.on_pause = copy
+    assert (places.watch().await_store() if is_started else find_run(MIRROR, HOME, places.clock)) == FORK
+
+
+def test_patience_of_a_start_is_three_times_that_of_a_vote(places: Places) -> None:
+    settings = places.run.failover
+    assert settings is not None
+    slow = places.run.model_copy(update={"failover": settings.model_copy(update={"after_s": 3600.0})})
+    places.mirror.replace(keys.RUN, slow.to_bytes())
+    places.home.delete(keys.RUN)
+    began = places.clock.now()
+    with pytest.raises(Retryable):
+        find_run(MIRROR, HOME, places.clock)
+    assert places.clock.now() - began >= 3 * 3600
 
 
 def test_interrupt_is_forgotten_once_its_store_answers(places: Places) -> None:
@@ -370,20 +415,43 @@ def test_wait_for_a_store_ends_at_the_limit_of_the_run(places: Places) -> None:
     assert until <= places.clock.now() < until + AFTER_S
 
 
-def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places) -> None:
-    mirror = (tmp_path / "mirror/test").as_uri()
+def run_with_mirror(places: Places, mirror: str) -> Run:
     settings = places.run.failover
     assert settings is not None
-    run = Run.parse(
-        places.run.model_copy(
-            update={
-                "mirrors": tuple(each.model_copy(update={"uri": mirror}) for each in places.run.mirrors or ()),
-                "failover": settings.model_copy(update={"mirror": mirror, "uri": f"{mirror}-failover"}),
-            }
-        ).to_bytes(),
-        keys.RUN,
+    changed = places.run.model_copy(
+        update={
+            "mirrors": tuple(each.model_copy(update={"uri": mirror}) for each in places.run.mirrors or ()),
+            "failover": settings.model_copy(update={"mirror": mirror, "uri": f"{mirror}-failover"}),
+        }
     )
+    run = Run.parse(changed.to_bytes(), keys.RUN)
     places.home.replace(keys.RUN, run.to_bytes())
-    join_run(places.home, "r-0", SessionOptions(min_replicas=2, deadline_s=10.0, is_watched=True), places.clock)
+    return run
+
+
+WATCHED = SessionOptions(min_replicas=2, deadline_s=10.0, is_watched=True)
+
+
+def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places) -> None:
+    run_with_mirror(places, (tmp_path / "mirror/test").as_uri())
+    join_run(places.home, "r-0", WATCHED, places.clock)
     key = keys.member("r-0", 0)
     assert (tmp_path / "mirror/test" / key).read_bytes() == bytes(places.home.read(key) or b"")
+
+
+@pytest.mark.parametrize("error", [Invalid("no such bucket"), Unauthorized("refused")])
+def test_start_without_its_mirror_is_repeated(places: Places, tmp_path: Path, error: Exception) -> None:
+    run_with_mirror(places, (tmp_path / "mirror/test").as_uri())
+    places.patch.setattr(open_session, "open_store", lambda *_, **__: places.mirror)
+    places.errors[MIRROR] = error
+    with pytest.raises(Retryable, match=f"by which the run may leave its store: {error}"):
+        join_run(places.home, "r-0", WATCHED, places.clock)
+
+
+def test_mirror_of_another_run_ends_the_start(places: Places, tmp_path: Path) -> None:
+    mirror = (tmp_path / "mirror/test").as_uri()
+    run = run_with_mirror(places, mirror)
+    open_store(mirror).create(keys.RUN, run.model_copy(update={"nonce": "d" * 32}).to_bytes())
+    with pytest.raises(SkerryError) as raised:
+        join_run(places.home, "r-0", WATCHED, places.clock)
+    assert not isinstance(raised.value, Retryable)

@@ -17,8 +17,10 @@ from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
+from skerry.runtime.mirrors.checked_cut import check_free
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import check_fork, fork
+from skerry.runtime.store.probe import probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,10 +118,20 @@ def _read_verdict(votes: Store, mirror: Store) -> Verdict | None:
 
 
 def _check_votes_are_lost(mirror: Store, open_at: Callable[[str], Store]) -> None:
-    """Raise Invalid if the votes can be read: without them a run that goes on by a verdict would be restored twice."""
+    """Raise Invalid if the votes can be read, or the run goes on by them: it would be restored twice."""
+    run = load_run(mirror)
+    if run is None or run.failover is None:
+        return
+    if run.failover.mirror.rstrip("/") == mirror.uri.rstrip("/"):
+        raise Invalid(f"the votes are in {mirror.uri} itself, so they are not lost: leave out --votes-are-lost")
     try:
-        if (votes := _find_votes(mirror, open_at)) is None:
-            return
+        moved = load_run(open_at(run.failover.uri))
+    except (SkerryError, OSError):
+        moved = None
+    if moved is not None and moved.parent is not None and moved.parent.run == run.nonce:
+        raise Invalid(f"run {run.name} goes on at {run.failover.uri} already, by votes: leave out --votes-are-lost")
+    try:
+        votes = open_at(run.failover.mirror)
         _read_verdict(votes, mirror)
     except (SkerryError, OSError):
         return
@@ -197,6 +209,10 @@ def restore(
     """
     if by is not None and plan.votes is not None:
         check_fork(mirror, plan.cut)  # the verdict is final
+        verdict = read_verdict(plan.votes, plan.cut.run.nonce)
+        if verdict is None or verdict.uri is None:  # it is final: before it, the place must be free and writable
+            check_free(target)
+            probe(target, clock)
         ballots = Ballots(plan.votes, plan.cut.run, by, clock, find_cut)
         verdict = ballots.order(target.uri, plan.cut)
         if verdict is None:

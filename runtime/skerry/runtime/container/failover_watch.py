@@ -10,8 +10,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
+from skerry.runtime.container.outcome import time_limit
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import read_run
 from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
@@ -38,6 +39,8 @@ _MARK_S: Final = 60.0
 # A job that starts while a store or mirror is gone waits for a verdict so long, or for this many times `after_s`.
 _PATIENCE_S: Final = 1800.0
 _BALLOTS: Final = 3
+# A script that an operator's move may have stopped is kept so long while the mirror does not answer.
+_ASKED_S: Final = 300.0
 
 
 class OutOfTimeError(Exception):
@@ -124,7 +127,10 @@ class StoreWatch:
                 try:
                     target = open_store(following.uri, clock=self._clock)
                     go_on(self._mirror, following, target, self._clock, self._recorder.slot)
-                except Retryable as error:
+                except Conflict:
+                    raise  # another run is in its place
+                except SkerryError as error:
+                    # An operator's copy may still come from another mirror; the store or the rights may come back.
                     self._log(f"the run cannot go on yet: {error}")
                 else:
                     _start_marking(self._home, following, self._clock)
@@ -145,11 +151,17 @@ class StoreWatch:
         return _has_run(self._home, self._run.nonce)
 
     def _has_moved(self) -> bool:
-        try:
-            verdict = read_verdict(self._mirror)
-        except (SkerryError, OSError):
-            return False
-        return verdict is not None and verdict.uri is not None
+        until = self._clock.now() + _ASKED_S
+        while True:
+            try:
+                verdict = read_verdict(self._mirror)
+            except (SkerryError, OSError) as error:
+                if self._clock.now() >= until:
+                    self._log(f"whether the run goes on elsewhere is not known: {error}")
+                    return False
+                self._clock.pause(self._every_s)
+            else:
+                return verdict is not None and verdict.uri is not None
 
     def _look_for_claim(self, copy: Store | None) -> bool:
         try:
@@ -163,51 +175,54 @@ class StoreWatch:
             _write(line)
 
 
-def find_run(mirror_uri: str, uri: str, clock: Clock) -> str:
+def find_run(mirror_uri: str, uri: str, clock: Clock, max_hours: float | None = None) -> str:
     """The URI at which a replica of the run of `uri` starts: `uri`, or where the run goes on by its mirror.
 
-    Waits while the run is not at `uri` and nothing is decided, and while the mirror does not answer: without it a
-    replica could start in a store that the run has left. Raises Retryable after half an hour, or three times `after_s`.
+    Waits while `uri` does not have the run and nothing is decided, while the run cannot go on yet, and while the mirror
+    does not answer: without it a replica could start in a store that the run has left. max_hours: of the run.
+    Raises Retryable after half an hour, or three times `after_s`, OutOfTimeError at the limit, and Conflict if another
+    run is where this one goes on.
     """
-    home, logged = open_store(uri, clock=clock, deadline_s=_LONGEST_LOOK_S), None
-    patience_s, began = _PATIENCE_S, clock.now()
+    mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
+    home = open_store(uri, clock=clock, deadline_s=_LONGEST_LOOK_S)
+    patience_s, began, until, logged = _PATIENCE_S, clock.now(), None, ""
     while True:
+        verdict = None
         try:
-            run = read_run(open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S))
-            if run is not None and run.failover is not None:
+            run, verdict = read_run(mirror), read_verdict(mirror)
+            if verdict is not None and verdict.uri is not None:
+                go_on(mirror, verdict, open_store(verdict.uri, clock=clock), clock)
+                _start_marking(home, verdict, clock)
+                return verdict.uri
+            if run is None or (problem := _absence(home)) is None:
+                return uri
+            until = time_limit(run, max_hours, clock) if until is None else until
+            if run.failover is not None:
                 patience_s = max(_PATIENCE_S, _BALLOTS * run.failover.after_s)
-            at = _follow_verdict(mirror_uri, uri, clock)
-            if at != uri or run is None or not _is_absent(home):
-                return at
-            problem = f"no run under {uri}, and no verdict in its mirror {mirror_uri}"
-        except (Retryable, Unauthorized, Invalid) as error:
-            problem = f"the mirror that knows where the run is cannot be asked: {error}"
+            problem = f"{uri} does not have the run, and its mirror {mirror_uri} no verdict: {problem}"
+        except Conflict:
+            raise
+        except (SkerryError, OSError) as error:
+            whose = "the mirror that knows where the run is" if verdict is None else f"the run at {verdict.uri}"
+            problem = f"{whose} cannot be used yet: {error}"
+        if until is not None and clock.now() >= until:
+            raise OutOfTimeError
         if clock.now() - began >= patience_s:
             raise Retryable(f"{problem}; see `skerry doctor {mirror_uri}`")
-        if logged is None:
+        if problem != logged:
             logged = problem
             _write(f"waiting: {problem}")
         clock.pause(_LONGEST_LOOK_S)
 
 
-def _follow_verdict(mirror_uri: str, uri: str, clock: Clock) -> str:
-    mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
-    verdict = read_verdict(mirror)
-    if verdict is None or verdict.uri is None:
-        return uri
-    go_on(mirror, verdict, open_store(verdict.uri, clock=clock), clock)
-    _start_marking(open_store(uri, clock=clock, deadline_s=_LONGEST_LOOK_S), verdict, clock)
-    return verdict.uri
-
-
-def _is_absent(home: Store) -> bool:
-    """True if the store answers that it has no run, or no bucket. An error of another kind is for the start itself."""
+def _absence(home: Store) -> str | None:
+    """Why a store counts as lost: no run, no bucket, or refused credentials. None if it has a run, or is busy."""
     try:
-        return read_run(home) is None
-    except Invalid:
-        return True
+        return "no run.json" if read_run(home) is None else None
+    except (Invalid, Unauthorized) as error:
+        return str(error)
     except (SkerryError, OSError):
-        return False
+        return None
 
 
 def _has_run(home: Store, nonce: str) -> bool:

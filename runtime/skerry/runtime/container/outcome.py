@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.runtime.container.process_tree import ProcessResult
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import Place, Software
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
 # SageMaker shows this much of the file as FailureReason.
@@ -62,6 +64,17 @@ OUT_OF_TIME: Final = ExitDecision(
 def stopped_by_signal(detail: str = "") -> ExitDecision:
     """The decision for a stop of which only the signal is known: its sender decides whether to restart."""
     return ExitDecision(code=ExitCode.RETRY, reason=f"stopped by a signal{detail}", stopped=True)
+
+
+def time_limit(run: Run, max_hours: float | None, clock: Clock) -> float | None:
+    """When the run's time is over, by clock.now(); None for no limit.
+
+    It counts from the time in run.json: two wall clocks that agree to the minute are enough for a limit in hours.
+    """
+    if max_hours is None:
+        return None
+    age = datetime.fromisoformat(clock.utc_text()) - datetime.fromisoformat(run.created)
+    return clock.now() + max_hours * 3600 - age.total_seconds()
 
 
 def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision:

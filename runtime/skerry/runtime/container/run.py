@@ -14,7 +14,7 @@ import contextlib
 import sys
 import tempfile
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -30,6 +30,7 @@ from skerry.runtime.container.outcome import (
     decide_exit,
     decide_exit_for_error,
     stopped_by_signal,
+    time_limit,
     write_failure_file,
 )
 from skerry.runtime.container.privileges import drop_privileges
@@ -115,12 +116,12 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
         recorder: OutcomeRecorder | None = None
         try:
             if settings.failover is not None:
-                mirror, uri = settings.failover, settings.run_uri
-                settings = _at(settings, tree.prepare(lambda: find_run(mirror, uri, clock)))
+                mirror, uri, hours = settings.failover, settings.run_uri, settings.max_hours
+                settings = _at(settings, tree.prepare(lambda: find_run(mirror, uri, clock, hours)))
             attempt = _Attempt(settings, job, environment, tree, clock)
             ended = attempt.run(Path(work))
             recorder = ended.recorder
-            while (watch := ended.watch) is not None and not tree.stopping and watch.is_lost(ended.decision):
+            while (watch := ended.watch) is not None and tree.prepare(partial(watch.is_lost, ended.decision)):
                 _log(f"the run's store is away, or the run has left it: {settings.run_uri}; {ended.decision.reason}")
                 before, settings = settings, _at(settings, tree.prepare(watch.await_store))
                 stays = settings.run_uri == before.run_uri
@@ -265,7 +266,7 @@ def _prepare(
     store = open_store(settings.run_uri, clock=clock)
     try:
         run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
-    except Invalid as error:  # no such bucket
+    except (Invalid, Unauthorized) as error:  # no such bucket, or its account is closed
         raise (error if settings.failover is None else Retryable(str(error))) from error
     if run is None:
         # The store of a run with failover may have just been deleted; a verdict then says where the run goes on.
@@ -277,7 +278,7 @@ def _prepare(
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
     software = read_software(environment)
     recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place, software, earlier)
-    until = None if settings.max_hours is None else clock.now() + settings.max_hours * 3600 - _age_s(run, clock)
+    until = time_limit(run, settings.max_hours, clock)
     folder = Path.cwd()
     try:
         if settings.code is not None:
@@ -323,11 +324,6 @@ def _retried(ask: Callable[[], T], errors: tuple[type[SkerryError], ...], clock:
                 reason = ": new permissions take effect with a delay" if isinstance(error, Unauthorized) else ""
                 _log(f"{error}; retrying for {PERMISSIONS_TIMEOUT_S:g} s{reason}")
         clock.pause(_PERMISSIONS_POLL_S)
-
-
-def _age_s(run: Run, clock: Clock) -> float:
-    """Seconds since run.json was written. Two wall clocks that agree to the minute are enough for a limit in hours."""
-    return (datetime.fromisoformat(clock.utc_text()) - datetime.fromisoformat(run.created)).total_seconds()
 
 
 def _command_environment(environment: Mapping[str, str], prepared: _Prepared, ranks: int) -> dict[str, str]:

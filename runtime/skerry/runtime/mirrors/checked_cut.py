@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
+# After this time, and then twice as long up to an hour, what was damaged is read again: it may have been mended.
 _REMEMBERED_S: Final = 300.0
+_LONGEST_S: Final = 3600.0
 
 
 class _Damage(NamedTuple):
@@ -30,21 +32,21 @@ class _Damage(NamedTuple):
 
 
 class CheckedCuts:
-    """Finds cuts for one process, which looks every few seconds and reads damaged ones once in some minutes."""
+    """Finds cuts for one process, which looks every few seconds and reads damaged ones seldom."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._damaged: dict[tuple[int, int, str], _Damage] = {}
-        self._forget_at = 0.0
+        self._remembered_s, self._forget_at = _REMEMBERED_S, 0.0
 
     def find(self, store: Store) -> Cut:
         """The newest cut of which a run can be made; damaged rounds and checkpoints are left out.
 
         Raises Invalid, with the damage, if there is none, and what the store raises.
         """
-        if self._clock.now() >= self._forget_at:  # an operator may have mended them
+        if self._damaged and self._clock.now() >= self._forget_at:
             self._damaged.clear()
-            self._forget_at = self._clock.now() + _REMEMBERED_S
+            self._remembered_s = min(2 * self._remembered_s, _LONGEST_S)
         for newest in sorted(complete_checkpoints(store), reverse=True):
             at: int | None = None
             while True:
@@ -68,6 +70,7 @@ class CheckedCuts:
                 check_fork(store, cut, whole.append)
             except Corrupt as error:
                 self._damaged[key] = _Damage(whole[-1], str(error))
+                self._forget_at = self._clock.now() + self._remembered_s  # from the end of a read, which may be long
         return self._damaged.get(key)
 
 

@@ -13,9 +13,9 @@ from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Ret
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.contract import check_slot
 from skerry.runtime.daemon_executors import BackgroundThreads
-from skerry.runtime.errors import Corrupt, Invalid, Retryable
+from skerry.runtime.errors import Corrupt, Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.log import RunLog, open_run
+from skerry.runtime.log.log import RunLog, open_run, read_run
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.log.run_record import Run, codec_for
 from skerry.runtime.mirrors.mirror import Mirror
@@ -236,13 +236,15 @@ def join_run(
 def _copy_claim(home: Store, mirror_uri: str, slot: str, clock: Clock) -> None:
     """Copy this start to the mirror before it trains: an older process of the slot that sees it there does not vote.
 
-    Raises Retryable if the mirror's bucket was deleted: the run is healthy, and the mirror may come back.
+    Raises Retryable if the mirror's bucket was deleted, or refuses this replica: the run is healthy, and the mirror may
+    come back. Raises Invalid if it has another run.
     """
     mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
     try:
-        Mirror(home, mirror, clock, by=slot).copy_members()
-    except Invalid as error:
+        read_run(mirror)
+    except (Invalid, Unauthorized) as error:
         raise Retryable(f"the mirror {mirror.uri}, by which the run may leave its store: {error}") from error
+    Mirror(home, mirror, clock, by=slot).copy_members()
 
 
 def _check_terms(run: Run, slot: str, terms: SessionOptions) -> None:
