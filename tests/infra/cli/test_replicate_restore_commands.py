@@ -456,7 +456,7 @@ def test_votes_that_can_be_read_are_not_lost(voting: Voting) -> None:
             refused = skerry("restore", mirror, "--votes-are-lost", "--auto-approve")
             assert refused.exit_code == 2
             assert "so they are not lost: leave out --votes-are-lost" in refused.output
-                assert voting.votes in refused.output
+            assert voting.votes in refused.output
         voting.vote()
     assert not list(voting.folder.rglob("*-restored"))
 
