@@ -67,7 +67,7 @@ def stopped_by_signal(detail: str = "") -> ExitDecision:
 
 
 def time_limit(run: Run, max_hours: float | None, clock: Clock) -> float | None:
-    """When the run's time is over, by clock.now(); None for no limit.
+    """The end of the run's time, by clock.now(); None for no limit.
 
     It counts from the time in run.json: two wall clocks that agree to the minute are enough for a limit in hours.
     """
