@@ -216,7 +216,7 @@ def find_run(mirror_uri: str, uri: str, clock: Clock, max_hours: float | None = 
 
 
 def _absence(home: Store) -> str | None:
-    """The reason that a store counts as lost: no run, no bucket, refused credentials. None if it has a run, or is busy."""
+    """The reason that a store counts as lost: no run, no bucket, refused credentials. None if it is busy or has one."""
     try:
         return "no run.json" if read_run(home) is None else None
     except (Invalid, Unauthorized) as error:
