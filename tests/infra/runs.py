@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.support.forked import ForkedProcess
-from typer.testing import CliRunner
-
-from skerry.infra.cli.app import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from click.testing import Result
 
 STANDIN = Path(__file__).parent / "standin"
 ROOT = Path(__file__).parents[2]
@@ -54,11 +50,6 @@ def environment() -> dict[str, str]:
     above = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT), *above])
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-
-
-def skerry(*arguments: object) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 class Skerry:

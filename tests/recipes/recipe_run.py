@@ -8,8 +8,9 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.infra.runs import Skerry, skerry
+from tests.infra.runs import Skerry
 from tests.kit.managers import contributions, wait_for
+from tests.support.command_line import invoke
 
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.runtime.log import keys
@@ -49,7 +50,7 @@ class RecipeRun:
         self.recipe = recipe
         self.store = open_store((folder / ".skerry/store/my-run").as_uri())
         self.script = folder / "train/train.py"
-        result = skerry("init", self.spec, "--from", recipe)
+        result = invoke("init", self.spec, "--from", recipe)
         assert result.exit_code == 0, result.output
 
     def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:

@@ -9,9 +9,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import STANDIN, skerry, write_spec
+from tests.infra.runs import STANDIN, write_spec
 from tests.kit.protocol import heartbeat
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 from tests.support.s3server import S3Server
 
 from skerry.infra import targets
@@ -54,36 +55,36 @@ def started(path: Path, *overrides: str) -> tuple[SpecFile, Store, Run]:
 def test_relative_uri_of_a_folder_starts_where_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(write_spec(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert "test-run" in skerry("runs", "file://store").stdout
-    assert skerry("status", "file://store/test-run").stdout.startswith("test-run: 0 of 3 rounds done")
+    assert "test-run" in invoke("runs", "file://store").stdout
+    assert invoke("status", "file://store/test-run").stdout.startswith("test-run: 0 of 3 rounds done")
 
 
 def test_init_writes_a_sample_and_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
-    assert skerry("init", path).exit_code == 0
+    assert invoke("init", path).exit_code == 0
     path.write_text("mine")
     (tmp_path / "train" / "train.py").write_text("mine too")
-    again = skerry("init", path)
+    again = invoke("init", path)
     assert (again.exit_code, path.read_text()) == (2, "mine")
     assert "exists and was not changed" in again.output
-    assert "train.py not changed" in skerry("init", tmp_path / "other.yaml").output
+    assert "train.py not changed" in invoke("init", tmp_path / "other.yaml").output
     assert (tmp_path / "train" / "train.py").read_text() == "mine too"
-    assert skerry("init", tmp_path / "no" / "x.yaml").exit_code == 2
-    below_a_file = skerry("init", path / "x.yaml")
+    assert invoke("init", tmp_path / "no" / "x.yaml").exit_code == 2
+    below_a_file = invoke("init", path / "x.yaml")
     assert (below_a_file.exit_code, "name a file in a folder of yours" in below_a_file.output) == (2, True)
 
 
 def test_init_sample_is_valid_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
-    skerry("init", path)
-    result = skerry("validate", path, "--json")
+    invoke("init", path)
+    result = invoke("validate", path, "--json")
     assert (result.exit_code, json.loads(result.output)["ok"]) == (0, True), result.output
     assert tree(tmp_path) == ["skerry.yaml", "train", "train/train.py"]
     script = (tmp_path / "train" / "train.py").read_text()
     compile(script, "train.py", "exec")
     assert len(script.splitlines()) < 60
     (tmp_path / "train" / "train.py").unlink()
-    assert "no files to pack in" in skerry("validate", path).output
+    assert "no files to pack in" in invoke("validate", path).output
 
 
 def test_files_that_git_does_not_track_are_noted(tmp_path: Path) -> None:
@@ -94,10 +95,10 @@ def test_files_that_git_does_not_track_are_noted(tmp_path: Path) -> None:
     subprocess.run(["git", "add", "train.py"], cwd=code, check=True)
     spec = write_spec(tmp_path, code=code, count=1)
     note = "not in the code, because git does not track them: "
-    for result in (skerry("validate", spec), skerry("up", spec, "--quiet")):
+    for result in (invoke("validate", spec), invoke("up", spec, "--quiet")):
         assert note in result.output, result.output
         assert "new.py" in result.output
-    [shown] = json.loads(skerry("validate", spec, "--json").output)["notes"]
+    [shown] = json.loads(invoke("validate", spec, "--json").output)["notes"]
     assert shown.startswith(note)
 
 
@@ -117,7 +118,7 @@ replicas:
 def test_bad_spec_is_refused_with_every_problem(tmp_path: Path, command: str) -> None:
     path = tmp_path / "skerry.yaml"
     path.write_text(BAD)
-    result = skerry(command, path, "--json")
+    result = invoke(command, path, "--json")
     assert result.exit_code == 2
     *lines, last = result.output.splitlines()
     assert [line.removeprefix(f"{path}:") for line in lines] == [
@@ -155,24 +156,24 @@ def test_validate_asks_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv(name, "us-east-1")
     with S3Server() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        assert "replica" in skerry("validate", path).output
+        assert "replica" in invoke("validate", path).output
         assert server.requests == {}
     assert tree(tmp_path) == ["skerry.yaml"]
 
 
 def test_bad_usage_exits_with_2(tmp_path: Path) -> None:
-    assert skerry("nonsense").exit_code == 2
-    assert skerry("validate", tmp_path / "no.yaml").exit_code == 2
-    assert skerry("validate", write_spec(tmp_path), "--set", "rounds").exit_code == 2
+    assert invoke("nonsense").exit_code == 2
+    assert invoke("validate", tmp_path / "no.yaml").exit_code == 2
+    assert invoke("validate", write_spec(tmp_path), "--set", "rounds").exit_code == 2
 
 
 def test_commands_on_a_run_that_was_never_started(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
-    status = skerry("status", spec)
+    status = invoke("status", spec)
     assert (status.exit_code, "no run at file://" in status.output) == (1, True)
-    logs = skerry("logs", spec)
+    logs = invoke("logs", spec)
     assert (logs.exit_code, "no logs on this machine" in logs.output) == (1, True)
-    assert "nothing to destroy" in skerry("destroy", spec, "--yes").output
+    assert "nothing to destroy" in invoke("destroy", spec, "--yes").output
     assert tree(tmp_path) == ["skerry.yaml"]
 
 
@@ -184,10 +185,10 @@ def test_destroy_deletes_only_keys_of_the_run(tmp_path: Path) -> None:
     store.create("thesis/chapter-1", b"mine")
     assert destroy.list_leftovers(spec, CLOCK).objects == 2
 
-    removed = skerry("destroy", spec.path, "--yes", "--json")
+    removed = invoke("destroy", spec.path, "--yes", "--json")
 
     assert (removed.exit_code, json.loads(removed.output)["objects"]) == (0, 2)
-    assert skerry("destroy", spec.path, "--yes").exit_code == 0
+    assert invoke("destroy", spec.path, "--yes").exit_code == 0
     assert [entry.key for entry in store.list("")] == ["run.json.backup", "thesis/chapter-1"]
 
 
@@ -202,22 +203,22 @@ def test_destroy_names_a_mirror_and_deletes_it_on_request(tmp_path: Path, monkey
     mirror.create(keys.RUN, run.to_bytes())
     mirror.create(keys.spent("a-0"), b"{}")
 
-    first = skerry("destroy", path, "--yes")
+    first = invoke("destroy", path, "--yes")
     assert f"left: the mirror at {mirror.uri}: `--data` deletes it too" in first.output
     with pytest.raises(Invalid, match=f"delete it with `skerry destroy {mirror.uri}`"):
         run_record.check_not_lost(spec, open_store)
 
-    second = skerry("destroy", path, "--yes", "--data")
+    second = invoke("destroy", path, "--yes", "--data")
     assert (second.exit_code, f"the mirror at {mirror.uri}" in second.output) == (0, True)
     assert mirror.list("") == []
     run_record.check_not_lost(spec, open_store)
-    assert "nothing to destroy" in skerry("destroy", path, "--yes", "--data").output
+    assert "nothing to destroy" in invoke("destroy", path, "--yes", "--data").output
 
 
 def test_limit_of_a_mirror_of_a_local_run_is_refused(tmp_path: Path) -> None:
     path = write_spec(tmp_path)
     path.write_text(f"{path.read_text()}replication: [{{to: gs://acme-dr/runs, max_usd: 5}}]\n")
-    refused = skerry("up", path)
+    refused = invoke("up", path)
     assert refused.exit_code == 2, refused.output
     assert "max_usd of gs://acme-dr/runs cannot be enforced: the price of a GB from this machine" in refused.output
     assert not (tmp_path / "store").exists()
@@ -228,7 +229,7 @@ def test_destroy_of_a_mirror_leaves_nothing_of_it(tmp_path: Path) -> None:
     mark = Elsewhere(why="mirror", uri="s3://acme/test-run", run=run.nonce, round=0, by="a-0", created=run.created)
     store.create(keys.ELSEWHERE, mark.to_bytes())
     store.create(keys.spent("a-0"), b"{}")
-    assert skerry("destroy", store.uri, "--yes").exit_code == 0
+    assert invoke("destroy", store.uri, "--yes").exit_code == 0
     assert store.list("") == []
 
 
@@ -236,7 +237,7 @@ def test_destroy_deletes_nothing_without_run_json(tmp_path: Path) -> None:
     precious = tmp_path / "store" / "test-run" / "code" / "precious"
     precious.parent.mkdir(parents=True)
     precious.touch()
-    assert skerry("destroy", write_spec(tmp_path), "--yes").exit_code == 0
+    assert invoke("destroy", write_spec(tmp_path), "--yes").exit_code == 0
     assert precious.exists()
 
 
@@ -253,7 +254,7 @@ def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
         f"  rounds: 3 -> 9 ({path}:6:17); `skerry extend --rounds 9` changes it",
         "  lr: 0.7 -> 0.1 (--set outer.lr=0.1); `skerry extend --outer-lr 0.1` changes it",
     ]
-    assert skerry("up", path).exit_code == 2
+    assert invoke("up", path).exit_code == 2
 
 
 def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
@@ -285,12 +286,12 @@ def test_status_shows_dead_replicas_as_silent(tmp_path: Path, monkeypatch: pytes
     spec, store, run = started(write_spec(tmp_path))
     store.replace(keys.heartbeat("a-0"), heartbeat("a-0", run=run.nonce).to_bytes())
     monkeypatch.setattr(app, "SystemClock", FakeClock)
-    result = skerry("status", spec.path)
+    result = invoke("status", spec.path)
     assert result.exit_code == 0
     assert re.search(r'^a-0 state="train, silent \d s"', result.output, re.MULTILINE), result.output
     assert "tokens/s" not in result.output
     assert "no process on this machine supervises it" in result.output
-    document = json.loads(skerry("status", spec.path, "--json").output)
+    document = json.loads(invoke("status", spec.path, "--json").output)
     assert [replica["silent"] for replica in document["replicas"]] == [True, False]
 
 
@@ -300,9 +301,9 @@ def test_unreachable_store_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check_machine_and_store, "STORE_DEADLINE_S", 0.01)
     monkeypatch.setattr(app, "STATUS_DEADLINE_S", 0.01)
     spec = write_spec(tmp_path)
-    assert skerry("validate", spec, "--set", "store=s3://b/x").exit_code == 0, "it asks no store"
-    wrong = skerry("up", spec, "--set", "store=s3://b/x")
+    assert invoke("validate", spec, "--set", "store=s3://b/x").exit_code == 0, "it asks no store"
+    wrong = invoke("up", spec, "--set", "store=s3://b/x")
     assert wrong.exit_code == 2
     assert "store: cannot reach s3://b/x (127.0.0.1:9: connection refused); name a writable store" in wrong.output
-    away = skerry("status", spec, "--set", "store=s3://b/x")
+    away = invoke("status", spec, "--set", "store=s3://b/x")
     assert (away.exit_code, "cannot reach the store (127.0.0.1:9: connection refused)" in away.output) == (1, True)

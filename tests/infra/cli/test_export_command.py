@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import write_spec
 from tests.kit.managers import Island, begin_run
 from tests.kit.stores import damage
+from tests.support.command_line import invoke
 
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
@@ -41,11 +42,11 @@ def trained(store: Store) -> Island:
 
 def test_model_is_written_by_spec_or_uri(spec: Path, store: Store, trained: Island) -> None:
     path = spec.parent / "model.safetensors"
-    result = skerry("export", spec, "-o", path)
+    result = invoke("export", spec, "-o", path)
     assert (result.exit_code, result.output) == (0, f"{path}: test after 2 rounds, 2 tensors, 324 B\n")
     exported = load_file(path)
     assert all(torch.equal(exported[name], tensor) for name, tensor in trained.originals.items())
-    again = skerry("export", store.uri, "--round", "1", "--output", spec.parent / "model.pt", "--json")
+    again = invoke("export", store.uri, "--round", "1", "--output", spec.parent / "model.pt", "--json")
     written = json.loads(again.output)
     assert (written["round"], written["tensors"], written["by_fragment"]) == (1, 2, False)
     assert torch.load(written["path"]).keys() == exported.keys()
@@ -55,10 +56,10 @@ def test_existing_file_is_replaced_with_force_only(spec: Path, trained: Island) 
     assert trained.steps
     path = spec.parent / "model.pt"
     path.write_text("mine")
-    refused = skerry("export", spec, "-o", path)
+    refused = invoke("export", spec, "-o", path)
     assert (refused.exit_code, path.read_text()) == (2, "mine")
     assert "exists and was not changed; name another file, or replace it with --force" in refused.output
-    assert skerry("export", spec, "-o", path, "--force").exit_code == 0
+    assert invoke("export", spec, "-o", path, "--force").exit_code == 0
     assert torch.load(path)
 
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_exported_is_named(spec: Path, store: Store) -> None:
     path = spec.parent / "model.safetensors"
 
     def refusal(*arguments: object) -> tuple[int, str]:
-        result = skerry("export", *arguments)
+        result = invoke("export", *arguments)
         assert not path.exists()
         return result.exit_code, result.output
 
@@ -83,12 +84,12 @@ def test_what_cannot_be_exported_is_named(spec: Path, store: Store) -> None:
     damage(store, part)
     code, text = refusal(spec, "-o", path)
     assert (code, "other checkpoints: 1, 0" in text) == (1, True), text
-    assert skerry("export", spec, "-o", path, "--round", "1").exit_code == 0
+    assert invoke("export", spec, "-o", path, "--round", "1").exit_code == 0
 
 
 @pytest.mark.parametrize("package", ["torch", "safetensors.torch"])
 def test_extra_is_named_without_torch(spec: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.delitem(sys.modules, "skerry.runtime.export", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    result = skerry("export", spec)
+    result = invoke("export", spec)
     assert (result.exit_code, "pip install 'skerry[export]'" in result.output) == (2, True), result.output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import write_spec
 from tests.kit.managers import (
     Island,
     assert_same_parameters,
@@ -20,6 +20,7 @@ from tests.kit.managers import (
     train_all,
     wait_until_saved,
 )
+from tests.support.command_line import invoke
 
 from skerry.infra.cli import replicate_restore_commands
 from skerry.infra.local.workspace import operator_name
@@ -73,7 +74,7 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 
 def replicate(places: Places, *words: str) -> dict[str, object]:
-    done = skerry("replicate", places.original, "--to", places.mirrors, *words, "--json")
+    done = invoke("replicate", places.original, "--to", places.mirrors, *words, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.output.splitlines()[-1])
 
@@ -86,11 +87,11 @@ def test_run_goes_on_in_another_store_when_its_own_is_lost(places: Places) -> No
         with suppress(OSError):
             island.stop()
     shutil.rmtree(places.folder / "east")
-    preview = skerry("restore", places.mirror, "--dry-run")
+    preview = invoke("restore", places.mirror, "--dry-run")
     assert "no such run is there any more" in preview.output
     assert "lost: no round that is known to be closed" in preview.output
     assert not (places.folder / "north").exists()
-    done = skerry("restore", places.mirror, "--to", places.restored)
+    done = invoke("restore", places.mirror, "--to", places.restored)
     assert done.exit_code == 0, done.output
     assert "write into its spec `store: " in done.output
     store = open_store(places.restored)
@@ -102,15 +103,15 @@ def test_run_goes_on_in_another_store_when_its_own_is_lost(places: Places) -> No
     islands = islands_of(store, "ab", grace_s=60.0)
     train_all(islands, ROUNDS + 2)
     assert_same_parameters(islands)
-    assert skerry("doctor", "--deep", places.restored).exit_code == 0
+    assert invoke("doctor", "--deep", places.restored).exit_code == 0
 
 
 def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Places) -> None:
     replicate(places)
-    refused = skerry("restore", places.mirror, "--to", places.restored)
+    refused = invoke("restore", places.mirror, "--to", places.restored)
     assert refused.exit_code == 2
     assert "add --auto-approve" in refused.output
-    done = skerry("restore", places.mirror, "--to", places.restored, "--auto-approve", "--json")
+    done = invoke("restore", places.mirror, "--to", places.restored, "--auto-approve", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output.splitlines()[-1])["ended"] == ["a", "b"]
     first, second = places.islands
@@ -118,7 +119,7 @@ def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Plac
         first.train(ROUNDS + 1)
     with pytest.raises(Moved, match=places.restored):
         Island(open_store(places.original), "c")
-    again = skerry("restore", places.mirror, "--to", f"{places.restored}-2", "--auto-approve")
+    again = invoke("restore", places.mirror, "--to", f"{places.restored}-2", "--auto-approve")
     assert again.exit_code == 1
     assert f"goes on at {places.restored}: two runs continue it now" in again.output
     second.stop()
@@ -127,17 +128,17 @@ def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Plac
 def test_rounds_after_the_copy_are_reported_as_lost(places: Places) -> None:
     replicate(places)
     places.train(ROUNDS + 2)
-    preview = json.loads(skerry("restore", places.mirror, "--dry-run", "--json").output.splitlines()[-1])
+    preview = json.loads(invoke("restore", places.mirror, "--dry-run", "--json").output.splitlines()[-1])
     assert (preview["round"], preview["lost"], preview["uri"]) == (ROUNDS, 2, None)
-    refused = skerry("restore", places.mirror, "--dry-run", "--at", "1")
+    refused = invoke("restore", places.mirror, "--dry-run", "--at", "1")
     assert refused.exit_code == 2
     assert f"nothing of 1 rounds at {places.mirror} can be restored" in refused.output
-    assert "has 3 rounds" in skerry("restore", places.mirror, "--at", "9").output
+    assert "has 3 rounds" in invoke("restore", places.mirror, "--at", "9").output
 
 
 def test_rehearsal_reads_every_byte_and_leaves_nothing(places: Places) -> None:
     replicate(places)
-    done = skerry("restore", places.mirror, "--rehearse")
+    done = invoke("restore", places.mirror, "--rehearse")
     assert done.exit_code == 0, done.output
     assert "every byte read" in done.output
     assert sorted(path.name for path in (places.folder / "west").iterdir()) == ["my-run"]
@@ -150,7 +151,7 @@ def test_rehearsal_reads_every_byte_and_leaves_nothing(places: Places) -> None:
         damaged = bytearray(path.read_bytes())
         damaged[-1] ^= 1
         path.write_bytes(damaged)
-    failed = skerry("restore", places.mirror, "--rehearse")
+    failed = invoke("restore", places.mirror, "--rehearse")
     assert failed.exit_code == 1
     assert "payload is damaged" in failed.output
     assert part.partition("/")[0] in failed.output
@@ -164,7 +165,7 @@ def test_copy_made_by_hand_is_refused_and_can_be_restored(places: Places) -> Non
     copied = (places.folder / "copied/my-run").as_uri()
     with pytest.raises(Invalid, match=f"is a copy of run {places.original}, made by hand"):
         Island(open_store(copied), "a")
-    done = skerry("restore", copied, "--auto-approve")
+    done = invoke("restore", copied, "--auto-approve")
     assert done.exit_code == 0, done.output
     run = read_run(open_store(f"{copied}-restored"))
     assert run is not None
@@ -185,7 +186,7 @@ def test_folder_that_was_moved_is_no_copy(places: Places) -> None:
 def test_up_refuses_a_mirror(tmp_path: Path, places: Places) -> None:
     replicate(places)
     spec = write_spec(tmp_path)
-    refused = skerry("up", spec, "--set", f"store={places.mirrors}", "--set", "run=my-run")
+    refused = invoke("up", spec, "--set", f"store={places.mirrors}", "--set", "run=my-run")
     assert refused.exit_code != 0
     assert "is a mirror of run" in refused.output, refused.output
 
@@ -195,7 +196,7 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
     store = open_store(original)
     begin_run(store, "a", rounds=ROUNDS)
     Island(store, "a", minimum=1).train(ROUNDS)
-    done = skerry("replicate", original, "--to", (tmp_path / "west").as_uri(), "--follow", "--every", "10")
+    done = invoke("replicate", original, "--to", (tmp_path / "west").as_uri(), "--follow", "--every", "10")
     assert done.exit_code == 0, done.output
     assert f"{ROUNDS} of {ROUNDS} rounds, checkpoint {ROUNDS}" in done.output
     stop_managers()
@@ -216,15 +217,15 @@ def write_spec_of(places: Places, lines: str) -> Path:
 def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # both would be other machines
     spec = write_spec_of(places, "  - {to: file://west, every: 9}\n  - {to: file://south, log: every round}\n")
-    done = skerry("replicate", spec)
+    done = invoke("replicate", spec)
     assert done.exit_code == 0, done.output
     assert [line.partition(":")[2].split(",")[0] for line in done.output.splitlines()] == [
         f"{places.mirror.removeprefix('file:')}: 3 of 3 rounds",
         f"{(places.folder / 'south/my-run').as_uri().removeprefix('file:')}: 3 of 3 rounds",
     ]
     places.train(ROUNDS + 2)
-    assert skerry("replicate", spec, "--to", (places.folder / "south").as_uri()).exit_code == 0
-    status = skerry("status", spec).output
+    assert invoke("replicate", spec, "--to", (places.folder / "south").as_uri()).exit_code == 0
+    status = invoke("status", spec).output
     assert re.search(rf"mirror {places.mirror}: 3 of 5 rounds, checkpoint \d; 2 behind", status)
     south = (places.folder / "south/my-run").as_uri()
     assert re.search(rf"mirror {south}: 5 of 5 rounds, checkpoint \d; not behind", status)
@@ -233,9 +234,9 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
         with suppress(OSError):
             island.stop()
     shutil.rmtree(places.folder / "east")
-    same = skerry("restore", spec, "--to", (places.folder / "south/my-run").as_uri())
+    same = invoke("restore", spec, "--to", (places.folder / "south/my-run").as_uri())
     assert "give the new one another name" in same.output
-    done = skerry("restore", spec)
+    done = invoke("restore", spec)
     assert done.exit_code == 0, done.output
     assert f"goes on from round {ROUNDS + 2}" in done.output
     assert f"keep only these lines of its `replication:`: {places.mirrors}" in done.output
@@ -246,7 +247,7 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
     # The changed spec goes on with the restored run, and with its mirror.
     changed = spec.read_text().replace("run: my-run", "run: my-run-restored").replace("file://east", "file://south")
     spec.write_text(changed.replace("  - {to: file://south, log: every round}\n", ""))
-    replicated = skerry("replicate", spec)
+    replicated = invoke("replicate", spec)
     assert replicated.exit_code == 0, replicated.output
     assert f"{places.mirrors}/my-run-restored: {ROUNDS + 2} of {ROUNDS + 2} rounds" in replicated.output
 
@@ -257,9 +258,9 @@ def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypa
 
     monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
     spec = write_spec_of(places, "  - {to: file://west}\n")
-    assert skerry("replicate", spec).exit_code == 0
+    assert invoke("replicate", spec).exit_code == 0
     monkeypatch.setattr(replicate_restore_commands, "open_store", without_the_region)
-    done = skerry("restore", spec, "--to", f"{places.restored}-2", "--auto-approve", "--json")
+    done = invoke("restore", spec, "--to", f"{places.restored}-2", "--auto-approve", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output.splitlines()[-1])["ended"] == ["a", "b"]
     for island in places.islands:
@@ -273,7 +274,7 @@ def test_copying_by_hand_keeps_the_limit_of_the_mirror(places: Places) -> None:
     assert run is not None
     limited = MirrorSettings(uri=places.mirror, max_usd=1e-9, usd_per_gb=0.09)
     store.replace(keys.RUN, run.model_copy(update={"mirrors": (limited,)}).to_bytes())
-    refused = skerry("replicate", places.original, "--to", places.mirrors)
+    refused = invoke("replicate", places.original, "--to", places.mirrors)
     assert refused.exit_code == 2, refused.output
     assert "would cost more than max_usd=1e-09" in refused.output
     assert open_store(places.mirror).list(keys.CHECKPOINTS) == []
@@ -284,7 +285,7 @@ def test_copying_by_hand_keeps_the_limit_of_the_mirror(places: Places) -> None:
 def test_spec_without_mirrors_is_refused_with_the_next_step(places: Places) -> None:
     spec = write_spec_of(places, "")
     for command in ("replicate", "restore"):
-        refused = skerry(command, spec)
+        refused = invoke(command, spec)
         assert refused.exit_code == 2
         assert "the spec names no mirror; write `replication: [{to: gs://bucket/prefix}]`" in refused.output
     for island in places.islands:
@@ -294,23 +295,23 @@ def test_spec_without_mirrors_is_refused_with_the_next_step(places: Places) -> N
 def test_doctor_shows_the_rounds_that_a_run_shares_with_its_restore(places: Places) -> None:
     replicate(places)
     places.train(ROUNDS + 2)
-    assert skerry("restore", places.mirror, "--to", places.restored, "--auto-approve").exit_code == 0
+    assert invoke("restore", places.mirror, "--to", places.restored, "--auto-approve").exit_code == 0
     for island in places.islands:
         with suppress(Moved):
             island.stop()
-    compared = skerry("doctor", places.original, places.restored)
+    compared = invoke("doctor", places.original, places.restored)
     assert compared.exit_code == 0, compared.output
     assert f"was restored from {places.original}, and goes on from round 3" in compared.output
     assert "0 rounds of its own, the original 2" in compared.output
-    assert skerry("doctor", places.mirror, places.original).exit_code == 0
+    assert invoke("doctor", places.mirror, places.original).exit_code == 0
     store = open_store(places.original)
     store.delete(keys.ELSEWHERE)
-    both = skerry("doctor", places.original, places.restored)
+    both = invoke("doctor", places.original, places.restored)
     assert (both.exit_code, "stop them, or two runs go on" in both.output) == (1, True)
     key = keys.contribution(1, 0, "b")
     changed = json.loads(bytes(store.read(key) or b"")) | {"tokens": 99}
     store.replace(key, json.dumps(changed).encode())
-    parted = skerry("doctor", places.restored, places.original)
+    parted = invoke("doctor", places.restored, places.original)
     assert (parted.exit_code, f"{key} differs in tokens" in parted.output) == (1, True)
 
 
@@ -328,7 +329,7 @@ class Voting:
         begin_run(store, "ab", minimum=2, store=self.home, mirrors=kept, failover=settings)
         train_all(islands_of(store, "ab", grace_s=60.0), ROUNDS, close=True)
         for to in (west, south):
-            copied = skerry("replicate", self.home, "--to", to)
+            copied = invoke("replicate", self.home, "--to", to)
             assert copied.exit_code == 0, copied.output
         shutil.rmtree(folder / "east")
 
@@ -365,12 +366,12 @@ def voting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Voting:
 
 def test_restore_from_another_mirror_is_the_verdict_for_replicas(voting: Voting) -> None:
     """Its replicas ask the mirror in which they vote, and no other."""
-    done = skerry("restore", voting.south)
+    done = invoke("restore", voting.south)
     assert done.exit_code == 0, done.output
     verdict = voting.vote()
     assert (verdict.uri, verdict.by, verdict.votes) == (voting.goes_on, operator_name(), ())
     assert voting.go_on(verdict).nonce == voting.read(voting.goes_on).nonce
-    assert skerry("restore", voting.votes).exit_code == 0  # again
+    assert invoke("restore", voting.votes).exit_code == 0  # again
 
 
 def test_verdict_without_its_run_is_completed_from_another_mirror(voting: Voting) -> None:
@@ -380,13 +381,13 @@ def test_verdict_without_its_run_is_completed_from_another_mirror(voting: Voting
             path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Corrupt, match="payload is damaged"):
         voting.go_on(verdict)
-    assert skerry("restore", voting.votes).exit_code == 1
-    elsewhere = skerry("restore", voting.south, "--to", f"{voting.south}-2")
+    assert invoke("restore", voting.votes).exit_code == 1
+    elsewhere = invoke("restore", voting.south, "--to", f"{voting.south}-2")
     assert (elsewhere.exit_code, f"goes on at {voting.goes_on} from round {ROUNDS}" in elsewhere.output) == (1, True)
-    done = skerry("restore", voting.south)
+    done = invoke("restore", voting.south)
     assert done.exit_code == 0, done.output
     assert voting.go_on(verdict).nonce == voting.read(voting.goes_on).nonce
-    again = skerry("restore", voting.south)
+    again = invoke("restore", voting.south)
     assert again.exit_code == 2
     assert "the run was not lost: it goes on at" in again.output
 
@@ -394,7 +395,7 @@ def test_verdict_without_its_run_is_completed_from_another_mirror(voting: Voting
 def test_restore_refuses_another_run_where_the_replicas_go_on(voting: Voting) -> None:
     voting.vote()
     begin_run(open_store(voting.goes_on), "a")
-    refused = skerry("restore", voting.votes)
+    refused = invoke("restore", voting.votes)
     assert refused.exit_code == 2
     assert f"delete it with `skerry destroy {voting.goes_on}`" in refused.output
 
@@ -403,10 +404,10 @@ def test_no_verdict_leads_to_an_occupied_place(voting: Voting) -> None:
     """It is final, and replicas could never go on there."""
     occupied = f"{voting.south}-other"
     begin_run(open_store(occupied), "a")
-    refused = skerry("restore", voting.votes, "--to", occupied)
+    refused = invoke("restore", voting.votes, "--to", occupied)
     assert refused.exit_code == 1
     assert read_verdict(open_store(voting.votes)) is None
-    assert skerry("restore", voting.votes).exit_code == 0
+    assert invoke("restore", voting.votes).exit_code == 0
 
 
 @pytest.mark.parametrize("mirror", ["votes", "south"])
@@ -419,7 +420,7 @@ def test_votes_are_not_lost_while_the_run_goes_on_by_them(
         raise Retryable("a moment away")
 
     monkeypatch.setattr(restore_run, "_read_verdict", fail)
-    refused = skerry("restore", getattr(voting, mirror), "--votes-are-lost")
+    refused = invoke("restore", getattr(voting, mirror), "--votes-are-lost")
     assert refused.exit_code == 2, refused.output
     assert "leave out --votes-are-lost" in refused.output
     assert not (voting.folder / f"{'west' if mirror == 'votes' else 'south'}/my-run-restored").exists()
@@ -441,10 +442,10 @@ def test_restore_needs_the_mirror_with_the_votes(voting: Voting, monkeypatch: py
         return refuse
 
     monkeypatch.setattr(replicate_restore_commands, "open_store", open_all_but_one)
-    refused = skerry("restore", voting.south)
+    refused = invoke("restore", voting.south)
     assert refused.exit_code == 1
     assert f"by votes in {voting.votes}, which cannot be read" in refused.output
-    done = skerry("restore", voting.south, "--votes-are-lost")
+    done = invoke("restore", voting.south, "--votes-are-lost")
     assert done.exit_code == 0, done.output
     assert voting.read(f"{voting.south}-restored").parent is not None
 
@@ -453,7 +454,7 @@ def test_votes_that_can_be_read_are_not_lost(voting: Voting) -> None:
     """With a verdict they lead to a run; `restore` beside them would make a second one."""
     for _ in range(2):  # before the verdict and after it
         for mirror in (voting.votes, voting.south):
-            refused = skerry("restore", mirror, "--votes-are-lost", "--auto-approve")
+            refused = invoke("restore", mirror, "--votes-are-lost", "--auto-approve")
             assert refused.exit_code == 2
             assert "so they are not lost: leave out --votes-are-lost" in refused.output
             assert voting.votes in refused.output
@@ -470,12 +471,12 @@ def test_order_after_a_replica_has_stayed_names_the_store(voting: Voting, monkey
         return real(self, *words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Ballots, "_end", end_second)
-    refused = skerry("restore", voting.votes)
+    refused = invoke("restore", voting.votes)
     assert refused.exit_code == 1
     assert f"stays in its store, {voting.home}: a replica that has reached it" in refused.output
     assert "repeat the command" in refused.output
     assert operator_name() not in refused.output
-    assert skerry("restore", voting.votes).exit_code == 0
+    assert invoke("restore", voting.votes).exit_code == 0
 
 
 def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,17 +488,17 @@ def test_restore_by_an_operator_is_the_verdict_for_replicas(tmp_path: Path, monk
     kept = MirrorSettings(uri=mirror, each_round=True)
     begin_run(store, "ab", minimum=2, store=home, mirrors=(kept,), failover=settings)
     train_all(islands_of(store, "ab", grace_s=60.0), ROUNDS, close=True)
-    copied = skerry("replicate", home, "--to", west)
+    copied = invoke("replicate", home, "--to", west)
     assert copied.exit_code == 0, copied.output
-    assert skerry("restore", mirror, "--rehearse").exit_code == 0
+    assert invoke("restore", mirror, "--rehearse").exit_code == 0
     assert find_move(open_store(mirror)) is None
     chosen = (tmp_path / "north/my-run").as_uri()
     for _ in range(2):  # a repeat completes it
-        done = skerry("restore", mirror, "--to", chosen, "--auto-approve")
+        done = invoke("restore", mirror, "--to", chosen, "--auto-approve")
         assert done.exit_code == 0, done.output
     move = find_move(open_store(mirror))
     assert move is not None
     assert (move.uri, move.round, move.votes) == (chosen, ROUNDS, ())
-    refused = skerry("restore", mirror, "--to", f"{chosen}-2", "--auto-approve")
+    refused = invoke("restore", mirror, "--to", f"{chosen}-2", "--auto-approve")
     assert refused.exit_code == 1
     assert f"goes on at {chosen} from round {ROUNDS}" in refused.output

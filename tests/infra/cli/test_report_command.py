@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
-from tests.infra.runs import environment, skerry, write_spec
+from tests.infra.runs import environment, write_spec
+from tests.support.command_line import invoke
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def test_page_is_written_and_its_answers_are_printed(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
-    result = skerry("report", fleet.store.uri, "-o", path)
+    result = invoke("report", fleet.store.uri, "-o", path)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0] == "test: finished: 8 rounds"
@@ -41,7 +42,7 @@ def test_page_is_written_and_its_answers_are_printed(fleet: Fleet, tmp_path: Pat
 
 
 def test_json_has_the_facts_of_the_page(fleet: Fleet, tmp_path: Path) -> None:
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "run.html", "--json")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.html", "--json")
     written = json.loads(result.stdout)
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
     assert written["output"] == str(tmp_path / "run.html")
@@ -52,7 +53,7 @@ def test_json_has_the_facts_of_the_page(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_quick_leaves_out_the_findings(fleet: Fleet, tmp_path: Path) -> None:
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "run.html", "--quick", "--json")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.html", "--quick", "--json")
     assert json.loads(result.stdout)["facts"]["findings"] is None
     assert "The log was not examined" in (tmp_path / "run.html").read_text()
 
@@ -63,7 +64,7 @@ def test_run_that_stopped_early_is_not_called_finished(tmp_path: Path) -> None:
         fleet.train(number, *SLOTS)
     for slot in SLOTS:
         fleet.end(slot, status="failed", exit_code=20, reason="disk full")
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "run.html")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.html")
     assert result.output.startswith("test: stopped, not finished: 3 of 8 rounds"), result.output
 
 
@@ -71,34 +72,34 @@ def test_run_without_a_closed_round_has_a_page_and_no_export(tmp_path: Path) -> 
     fleet = Fleet(tmp_path / "run")
     for slot in SLOTS:
         fleet.end(slot)
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "run.html")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.html")
     assert (result.exit_code, "no round is closed yet" in result.output) == (0, True), result.output
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "run.csv", "--export", "csv")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.csv", "--export", "csv")
     assert (result.exit_code, "there is nothing to export" in result.output) == (1, True), result.output
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_export_names_its_file_and_rows(fleet: Fleet, tmp_path: Path, form: str) -> None:
     path = tmp_path / f"run.{form}"
-    result = skerry("report", fleet.store.uri, "--export", form, "-o", path)
+    result = invoke("report", fleet.store.uri, "--export", form, "-o", path)
     assert (result.exit_code, result.output) == (0, f"{path}: 16 rows\n")
-    again = skerry("report", fleet.store.uri, "--export", form, "-o", path, "--json")
+    again = invoke("report", fleet.store.uri, "--export", form, "-o", path, "--json")
     assert json.loads(again.stdout) == {"output": str(path), "rows": 16, "facts": None}
 
 
 def test_export_for_tensorboard_needs_its_extra(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = skerry("report", fleet.store.uri, "--export", "tensorboard", "-o", tmp_path / "tb")
+    result = invoke("report", fleet.store.uri, "--export", "tensorboard", "-o", tmp_path / "tb")
     assert (result.exit_code, (tmp_path / "tb" / "mean").is_dir()) == (0, True), result.output
     for name in [name for name in sys.modules if name.startswith("tensorboardX")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    result = skerry("report", fleet.store.uri, "--export", "tensorboard", "-o", tmp_path / "tb")
+    result = invoke("report", fleet.store.uri, "--export", "tensorboard", "-o", tmp_path / "tb")
     assert (result.exit_code, "pip install 'skerry[tensorboard]'" in result.output) == (2, True), result.output
 
 
 def test_wrong_size_of_the_model_is_refused_before_the_page_is_written(fleet: Fleet, tmp_path: Path) -> None:
     page = tmp_path / "run.html"
-    result = skerry("report", fleet.store.uri, "-o", page, "--parameters", "large")
+    result = invoke("report", fleet.store.uri, "-o", page, "--parameters", "large")
     assert (result.exit_code, "not a number of parameters: 'large'" in result.output) == (2, True), result.output
     assert not page.exists()
 
@@ -115,14 +116,14 @@ def test_files_are_utf8_whatever_the_locale(fleet: Fleet, tmp_path: Path) -> Non
 def test_file_of_another_kind_is_never_replaced(fleet: Fleet, tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
     before = spec.read_text()
-    result = skerry("report", fleet.store.uri, "-o", spec)
+    result = invoke("report", fleet.store.uri, "-o", spec)
     assert (result.exit_code, "does not end with .html" in result.output) == (2, True), result.output
-    assert skerry("report", fleet.store.uri, "--export", "tensorboard", "-o", spec).exit_code == 2
+    assert invoke("report", fleet.store.uri, "--export", "tensorboard", "-o", spec).exit_code == 2
     assert spec.read_text() == before
 
 
 def test_missing_run_and_folder_are_named(fleet: Fleet, tmp_path: Path) -> None:
-    result = skerry("report", write_spec(tmp_path), "-o", tmp_path / "run.html")
+    result = invoke("report", write_spec(tmp_path), "-o", tmp_path / "run.html")
     assert (result.exit_code, "no run at file://" in result.output) == (1, True), result.output
-    result = skerry("report", fleet.store.uri, "-o", tmp_path / "no" / "run.html")
+    result = invoke("report", fleet.store.uri, "-o", tmp_path / "no" / "run.html")
     assert (result.exit_code, "no such folder" in result.output) == (2, True), result.output

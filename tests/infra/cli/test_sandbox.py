@@ -9,9 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import boto3
-from typer.testing import CliRunner
-
-from skerry.infra.cli.app import app
+from tests.support.command_line import invoke
 
 if TYPE_CHECKING:
     import pytest
@@ -47,7 +45,7 @@ def test_printed_variables_lead_to_an_account_of_the_commands_lifetime() -> None
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skerry.testing.sandbox", None)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    result = CliRunner().invoke(app, ["sandbox"])
+    result = invoke("sandbox")
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     assert result.exit_code == 2
     assert "pip install 'skerry[testing]'" in result.output

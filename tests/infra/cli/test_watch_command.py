@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 from tests.infra.observe.fleet import SLOTS, Fleet
-from tests.infra.runs import environment, skerry, write_spec
+from tests.infra.runs import environment, write_spec
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 
 from skerry.infra.cli.spending import spending
 from skerry.infra.cli.watch_command import Watching, is_over
@@ -55,10 +56,10 @@ def finish(fleet: Fleet) -> None:
 
 def test_once_prints_the_run_as_lines_or_json(fleet: Fleet) -> None:
     finish(fleet)
-    plain = skerry("watch", fleet.store.uri, "--once")
+    plain = invoke("watch", fleet.store.uri, "--once")
     assert plain.exit_code == 0, plain.output
     assert plain.output.splitlines()[0].startswith("test: 8 of 8 rounds done, 1 of 2 replicas in the last")
-    result = skerry("watch", fleet.store.uri, "--once", "--json")
+    result = invoke("watch", fleet.store.uri, "--once", "--json")
     view = json.loads(result.stdout)
     assert (result.exit_code, view["closed"], len(result.stdout.splitlines())) == (0, 8, 1)
     assert [replica["marks"] for replica in view["replicas"]] == [
@@ -69,21 +70,21 @@ def test_once_prints_the_run_as_lines_or_json(fleet: Fleet) -> None:
 
 def test_watch_of_a_finished_run_ends_with_its_summary(fleet: Fleet) -> None:
     finish(fleet)
-    result = skerry("watch", fleet.store.uri)
+    result = invoke("watch", fleet.store.uri)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0].startswith("skerry: 8 of 8 rounds done")
     assert lines[1].startswith("test: 8 of 8 rounds done")
     assert "8 of 8 rounds; all 2 replicas in 3 of them" in lines
     assert any(line.startswith("warning: a-1: missing in 5 of 8 rounds (3-7)") for line in lines)
-    looks = skerry("watch", fleet.store.uri, "--json").stdout.splitlines()
+    looks = invoke("watch", fleet.store.uri, "--json").stdout.splitlines()
     assert [json.loads(line)["closed"] for line in looks] == [8]
 
 
 def test_missing_run_and_spec_are_named(tmp_path: Path) -> None:
-    result = skerry("watch", write_spec(tmp_path))
+    result = invoke("watch", write_spec(tmp_path))
     assert (result.exit_code, "no run at file://" in result.output) == (1, True), result.output
-    assert skerry("watch", tmp_path / "no.yaml").exit_code == 2
+    assert invoke("watch", tmp_path / "no.yaml").exit_code == 2
 
 
 def test_run_is_over_when_no_replica_will_change_it() -> None:

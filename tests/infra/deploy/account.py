@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from tests.infra import kit
 from tests.support.clocks import FakeClock
-from typer.testing import CliRunner
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
-from skerry.infra.cli.app import app
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.prepared_deployment import Deployment, prepare
@@ -71,7 +70,7 @@ def write_spec(folder: Path, *, count: int = 2, role: str = "replica") -> Path:
 
 def skerry(*words: str, code: int = 0) -> Result:
     """Run a command in this process, with the process's environment; check its exit code."""
-    result = CliRunner().invoke(app, words)
+    result = invoke(*words)
     assert result.exit_code == code, result.output + result.stderr + repr(result.exception)
     return result
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from tests.support.command_line import invoke
 from tests.support.page_examples import assert_shows, shown
-from typer.testing import CliRunner
 
 from skerry.infra import targets
 from skerry.infra.cli import cloud_commands
@@ -33,7 +33,7 @@ def spec(tmp_path: Path, skerry_sandbox: Sandbox) -> str:
 
 
 def skerry(*words: str) -> str:
-    result = CliRunner().invoke(app, words)
+    result = invoke(*words)
     assert result.exit_code == 0, result.output
     return result.output
 

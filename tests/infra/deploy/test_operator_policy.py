@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.infra.deploy.account import write_spec
-from typer.testing import CliRunner
+from tests.support.command_line import invoke
 
-from skerry.infra.cli.app import app
 from skerry.infra.clouds.aws.errors import action_of
 from skerry.infra.clouds.aws.logs import events
 from skerry.infra.clouds.aws.session import Aws
@@ -150,7 +149,7 @@ def unconditional(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def skerry(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, words)
+    result = invoke(*words)
     assert result.exit_code == code, result.output + result.stderr + repr(result.exception)
     return result.output + result.stderr
 

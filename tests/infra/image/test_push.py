@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from typer.testing import CliRunner
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
-from skerry.infra.cli.app import app
 from skerry.infra.clouds.bucket_and_image_checks import repository_of
 from skerry.infra.image.push import pins, repositories
 from skerry.infra.spec import model
@@ -60,7 +59,7 @@ def test_images_outside_registries_are_not_pushed(image: str) -> None:
 
 
 def test_dry_run_prints_every_override_without_an_engine() -> None:
-    ended = CliRunner().invoke(app, ["image", "ship", str(MIXED), "--dry-run"])
+    ended = invoke("image", "ship", str(MIXED), "--dry-run")
     assert (ended.exit_code, ended.stdout.splitlines()) == (
         0,
         [f"image={ECR}@sha256:...", f"replicas[2].image={GOOGLE}@sha256:..."],
@@ -69,7 +68,7 @@ def test_dry_run_prints_every_override_without_an_engine() -> None:
 
 def test_local_run_has_no_repository_to_push_to(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
-    assert CliRunner().invoke(app, ["init", str(path)]).exit_code == 0
-    ended = CliRunner().invoke(app, ["image", "ship", str(path)])
+    assert invoke("init", str(path)).exit_code == 0
+    ended = invoke("image", "ship", str(path))
     assert ended.exit_code == 2
     assert "there is nothing to push" in ended.stderr

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from tests.infra.runs import STANDIN, Skerry, skerry, write_spec
+from tests.infra.runs import STANDIN, Skerry, write_spec
+from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.findings import SLOW
 
@@ -83,10 +84,10 @@ def test_misuse_is_named_when_it_happens_at_the_end_and_by_doctor(ended: Ended, 
     assert re.search(rf"{slot} is missing since round \d|{slot} failed and is not restarted", live), live
     (summary,) = [line for line in ended.output.splitlines() if line.startswith(f"warning: {slot}: ")]
     assert re.search(rf"missing in \d of {ROUNDS} rounds \(.*\): {why}", summary), summary
-    (finding,) = [line for line in skerry("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
+    (finding,) = [line for line in invoke("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
     assert finding.startswith("warning: missing-in-rounds"), finding
     assert re.search(why, finding), finding
-    (shown,) = [line for line in skerry("status", ended.spec).output.splitlines() if f"warning: {slot}:" in line]
+    (shown,) = [line for line in invoke("status", ended.spec).output.splitlines() if f"warning: {slot}:" in line]
     assert re.search(why, shown), shown
 
 
@@ -104,10 +105,10 @@ def test_replica_with_another_shape_fails_and_asks_for_the_model(tmp_path: Path)
 
 @pytest.mark.slow
 def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
-    assert " INFO joined" in skerry("logs", ended.spec, "--replica", "a-0", "-v").output
-    assert skerry("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
+    assert " INFO joined" in invoke("logs", ended.spec, "--replica", "a-0", "-v").output
+    assert invoke("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
     uri = (ended.spec.parent / "store/test-run").as_uri()
-    assert skerry("logs", uri, "--replica", "a-0").output == "[a-0] a-0 is done\n"
+    assert invoke("logs", uri, "--replica", "a-0").output == "[a-0] a-0 is done\n"
 
 
 def two_folders(tmp_path: Path, *behaviour: str, code: Path = STANDIN) -> tuple[list[Path], list[str]]:
@@ -139,7 +140,7 @@ def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
             assert other.end() == 2
         assert re.search(rf"^{LIVE} ", other.output, re.MULTILINE), other.output
         assert not (tmp_path / "two" / ".skerry" / "test-run" / "logs").exists()
-        destroyed = skerry("destroy", f"{(tmp_path / 'store').as_uri()}/test-run", "--yes")
+        destroyed = invoke("destroy", f"{(tmp_path / 'store').as_uri()}/test-run", "--yes")
         assert (destroyed.exit_code, "are at work; stop them first" in destroyed.output) == (2, True), destroyed.output
         first.interrupt()
         first.until("] stopping cleanly")

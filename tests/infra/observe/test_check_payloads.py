@@ -13,10 +13,10 @@ import pytest
 import torch
 import xxhash
 from rich.console import Console
-from tests.infra.runs import skerry
 from tests.kit.managers import begin_run, manager_of, together
 from tests.kit.protocol import policy, start_replica
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -393,7 +393,7 @@ def test_damaged_object_deleted_before_the_end_is_no_damage(run: Path) -> None:
 
 def test_command_prints_the_amount_read(run: Path) -> None:
     uri = DirectoryStore(run).uri
-    healthy = skerry("doctor", uri, "--deep")
+    healthy = invoke("doctor", uri, "--deep")
     count, size = whole_amount(run).objects, whole_amount(run).size_bytes / 1e6
     assert healthy.exit_code == 0
     assert healthy.stdout.startswith("run: healthy; 3 rounds; all ")
@@ -402,9 +402,9 @@ def test_command_prints_the_amount_read(run: Path) -> None:
         f"read 0 of {count} payloads and checkpoint parts, 0.0 of {size:.1f} MB",
         f"read {count} of {count} payloads and checkpoint parts, {size:.1f} of {size:.1f} MB",
     ]
-    document = json.loads(skerry("doctor", uri, "--deep", "--json").stdout)
+    document = json.loads(invoke("doctor", uri, "--deep", "--json").stdout)
     assert (document["ok"], document["bodies"]["objects"]) == (True, count)
-    assert json.loads(skerry("doctor", uri, "--json").stdout)["bodies"] is None
+    assert json.loads(invoke("doctor", uri, "--json").stdout)["bodies"] is None
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.observe.damaged_log import LAST, OTHER, ROUNDS, SLOTS, Log
-from tests.infra.runs import skerry
+from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.compare_logs import LogComparison, compare_logs
 from skerry.runtime.errors import Invalid
@@ -121,13 +121,13 @@ def test_forks_of_one_run_both_go_on(pair: Pair) -> None:
 
 def test_command_has_the_exit_codes_of_doctor(pair: Pair, tmp_path: Path) -> None:
     names = pair.run.store.uri, f"{pair.copy.store.uri}/"
-    same = skerry("doctor", *names)
+    same = invoke("doctor", *names)
     assert (same.exit_code, same.output) == (0, "both are of one run and have the same 5 rounds\n")
     close_otherwise(pair.copy, LAST)
-    parted = skerry("doctor", *names, "--json")
+    parted = invoke("doctor", *names, "--json")
     document = json.loads(parted.output)
     assert (parted.exit_code, document["relation"], document["round"]) == (1, "parted", LAST)
-    missing = skerry("doctor", names[0], (tmp_path / "nothing").as_uri())
+    missing = invoke("doctor", names[0], (tmp_path / "nothing").as_uri())
     assert (missing.exit_code, "no run at" in missing.output) == (2, True)
     with pytest.raises(Invalid, match="no run at"):
         compare_logs(DirectoryStore(tmp_path / "nothing"), pair.run.store)

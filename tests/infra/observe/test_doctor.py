@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from rich.console import Console
 from tests.infra.observe.damaged_log import LAST, OTHER, ROUNDS, SLOTS, Log
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import write_spec
 from tests.kit.records import outcome
+from tests.support.command_line import invoke
 
 from skerry.infra.cli import doctor_text
 from skerry.infra.observe.doctor.check_chain import check_gaps, check_links
@@ -381,11 +382,11 @@ def test_command_accepts_a_uri_or_a_spec(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
     log = Log(tmp_path / "store" / "test-run")
     for name in (log.store.uri, f"{log.store.uri}/", spec):
-        result = skerry("doctor", name)
+        result = invoke("doctor", name)
         rounds = "5 rounds; all 3 replicas in 5 of them"
         summary = f"test: healthy; {rounds}; {log.examine().records} records read at {log.store.uri}\n"
         assert (result.exit_code, result.output) == (0, summary)
-    result = skerry("doctor", spec, "--set", "run=other")
+    result = invoke("doctor", spec, "--set", "run=other")
     assert (result.exit_code, "no run at" in result.output) == (1, True)
 
 
@@ -393,7 +394,7 @@ def test_command_exits_with_1_and_prints_each_finding(tmp_path: Path) -> None:
     log = Log(tmp_path / "run")
     log.delete(log.payload(2, "a-1"))
     log.change(keys.receipt(1, "a-0"), state="d" * 32)
-    result = skerry("doctor", log.store.uri)
+    result = invoke("doctor", log.store.uri)
     assert result.exit_code == 1
     first, second, last = result.output.splitlines()
     assert first.startswith(f"error: missing-payload round=2 replica=a-1 key={keys.PAYLOADS}00000002/a-1/")
@@ -405,7 +406,7 @@ def test_command_exits_with_1_and_prints_each_finding(tmp_path: Path) -> None:
 def test_command_prints_json(tmp_path: Path) -> None:
     log = Log(tmp_path / "run")
     log.delete(keys.commit(1))
-    result = skerry("doctor", log.store.uri, "--json")
+    result = invoke("doctor", log.store.uri, "--json")
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"], document["closed"], document["run"]) == (1, False, 5, "test")
     assert document["findings"] == [
@@ -424,7 +425,7 @@ def test_command_prints_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [("nowhere.yaml",), ("ftp://host/run",), ("file:///x", "--set", "run=y")])
 def test_command_rejects_arguments_that_name_no_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     name, *rest = arguments
-    result = skerry("doctor", tmp_path / name if name.endswith("yaml") else name, *rest)
+    result = invoke("doctor", tmp_path / name if name.endswith("yaml") else name, *rest)
     assert result.exit_code == 2, result.output
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.infra.report.browser import Browser, program
 from tests.infra.report.histories import SmallRun, eventful
 from tests.infra.report.test_page import HOSTILE
-from tests.infra.runs import Skerry, skerry, write_spec
+from tests.infra.runs import Skerry, write_spec
+from tests.support.command_line import invoke
 
 from skerry.infra.report.page import page
 from skerry.infra.report.round_charts import MARKS
@@ -152,7 +153,7 @@ def test_run_with_a_killed_replica_is_reported(browser: Browser, tmp_path: Path)
         code = running.end()
     assert code in {0, 3}, running.output
     path = tmp_path / "run.html"
-    result = skerry("report", spec, *settings, "--set=faults.start_window=2m", "-o", path)
+    result = invoke("report", spec, *settings, "--set=faults.start_window=2m", "-o", path)
     assert result.exit_code == 0, result.output
     assert "finished: 8 rounds" in result.output
     shown = browser.show(path, 1220)

@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import Skerry, skerry, write_spec
+from tests.infra.runs import Skerry, write_spec
 from tests.kit.records import commit
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
 from skerry.infra.observe.observer import Observer
@@ -57,18 +58,18 @@ def settings_of(store: DirectoryStore) -> RunSettings:
 
 
 def refusal_of(*arguments: object) -> str:
-    result = skerry("extend", *arguments)
+    result = invoke("extend", *arguments)
     assert result.exit_code == 2, result.output
     return result.stderr
 
 
 def test_each_change_follows_the_one_before_it(store: DirectoryStore, path: Path) -> None:
-    result = skerry("extend", path, "--rounds", 9, "--json")
+    result = invoke("extend", path, "--rounds", 9, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["rounds"] == 9
-    result = skerry("extend", path, "--outer-lr", 0.5, "--outer-momentum", 0.8, "--at", 4)
+    result = invoke("extend", path, "--outer-lr", 0.5, "--outer-momentum", 0.8, "--at", 4)
     assert "outer_lr=0.5 outer_momentum=0.8 from round 4 on" in result.stdout
-    assert skerry("extend", store.uri, "--rounds", 12).exit_code == 0
+    assert invoke("extend", store.uri, "--rounds", 12).exit_code == 0
     first, second, third = (stored(store, number) for number in (1, 2, 3))
     assert (first.from_round, first.rounds, first.outer_lr, first.previous) == (1, 9, 0.7, GENESIS)
     assert (second.from_round, second.rounds, second.outer_lr, second.outer_momentum) == (4, 9, 0.5, 0.8)
@@ -87,7 +88,7 @@ def test_change_that_cannot_be_made_is_refused(store: DirectoryStore, path: Path
     for words in (("--outer-lr", 0), ("--outer-lr", "nan"), ("--outer-momentum", 1), ("--outer-momentum", "-0.1")):
         assert "--outer-lr must be a number above 0, and --outer-momentum" in refusal_of(path, *words)
     assert not store.list(keys.SETTINGS)
-    assert skerry("extend", path, "--outer-lr", 0.5, "--at", 7).exit_code == 0
+    assert invoke("extend", path, "--outer-lr", 0.5, "--at", 7).exit_code == 0
     assert "an earlier change begins in round 7" in refusal_of(path, "--outer-lr", 0.3, "--at", 6)
 
 
@@ -171,13 +172,13 @@ def test_finished_run_is_extended_and_continued_by_up(path: Path) -> None:
 
     code, output = up()
     assert (code, closed(output)) == (0, 3), output
-    result = skerry("extend", path, "--rounds", 5)
+    result = invoke("extend", path, "--rounds", 5)
     assert "ended: a-0, a-1; start them again with `skerry up`" in result.stdout
     code, output = up()
     assert (code, closed(output)) == (0, 5), output
     code, output = up()
     assert (code, "already finished" in output) == (0, True), output
-    assert skerry("destroy", path, "--yes").exit_code == 0
+    assert invoke("destroy", path, "--yes").exit_code == 0
     assert not list((path.parent / "store").rglob("settings"))
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.kit import failing
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import write_spec
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
 from skerry.infra.run import check_machine_and_store
@@ -33,14 +34,14 @@ def test_missing_torch_is_reported_with_its_extra(tmp_path: Path, monkeypatch: p
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "torch" in name else find_spec(name))
     spec = write_spec(tmp_path)
-    up = skerry("up", spec)
+    up = invoke("up", spec)
     assert up.exit_code == 2
     assert up.output == (
         f"{spec}:5:12: code.command: runs here with {sys.executable}, which lacks torch, torchft; install the extra of "
         "the runtime: pip install 'skerry[runtime]'\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["skerry.yaml"], "nothing was started"
-    assert skerry("validate", spec).exit_code == 0, "the spec itself is right"
+    assert invoke("validate", spec).exit_code == 0, "the spec itself is right"
     assert problems(spec, "code.command=[bash, train.py]") == [], "another interpreter"
 
 

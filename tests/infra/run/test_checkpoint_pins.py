@@ -7,10 +7,11 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import write_spec
 from tests.kit.managers import Island
 from tests.kit.protocol import start_replica
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 
 from skerry.infra.run import checkpoint_pins, run_record
 from skerry.runtime.checkpointing import checkpoint
@@ -56,13 +57,13 @@ def run_of(store: DirectoryStore) -> Run:
 
 
 def output_of(*arguments: object) -> str:
-    result = skerry(*arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def error_of(*arguments: object) -> str:
-    result = skerry(*arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 1, result.output
     return result.stderr
 
@@ -124,7 +125,7 @@ def test_pin_commands_print_json(store: DirectoryStore) -> None:
     assert json.loads(output_of("pin", store.uri, "--list", "--json")) == {"pins": [pinned]}
     assert json.loads(output_of("unpin", store.uri, 3, "--json")) == pinned
     assert json.loads(output_of("pin", store.uri, "--list", "--json")) == {"pins": []}
-    failed = skerry("unpin", store.uri, 3, "--json")
+    failed = invoke("unpin", store.uri, 3, "--json")
     assert (failed.exit_code, json.loads(failed.stdout)["ok"]) == (1, False)
 
 
@@ -197,7 +198,7 @@ def test_pin_of_a_round_alone_is_of_the_run_of_this_folder(
     assert "round 3" in output_of("pin", "--list")
     output_of("unpin", 3)
     assert store.list(keys.PINS) == []
-    assert skerry("unpin").exit_code == 2
+    assert invoke("unpin").exit_code == 2
 
 
 def test_unpin_of_an_unpinned_round_is_an_error(store: DirectoryStore) -> None:
@@ -217,6 +218,6 @@ def test_pin_commands_without_a_run_are_an_error(tmp_path: Path) -> None:
     "arguments", [(), (3, "--list"), ("--list", "--reason", "x"), ("-1",), ("three",), (100_000_000,)]
 )
 def test_pin_rejects_arguments_without_a_round(store: DirectoryStore, arguments: Sequence[object]) -> None:
-    result = skerry("pin", store.uri, *arguments)
+    result = invoke("pin", store.uri, *arguments)
     assert result.exit_code == 2, result.output
     assert store.list(keys.PINS) == []

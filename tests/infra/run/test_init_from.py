@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.infra.local.test_misuse import CODE, changes
-from tests.infra.runs import Skerry, skerry, write_spec
+from tests.infra.runs import Skerry, write_spec
 from tests.kit.managers import Island, begin_run, wait_until_saved
 from tests.kit.stores import damage
 from tests.support.clocks import FakeClock
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
 from skerry.infra.run.run_record import create_or_load_run
@@ -112,7 +113,7 @@ def test_bad_source_is_refused_before_anything_is_created(
     others = {"no run": "store/not", "no round": "store/base@0", "itself": "store/test-run"}
     harm.get(what, lambda: None)()
     overrides = [f"--set=init_from=file://{others[what]}"] if what in others else []
-    result = skerry("up", spec, *overrides)
+    result = invoke("up", spec, *overrides)
     assert result.exit_code == code, result.output
     assert words.format(uri=(spec.parent / "store").as_uri()) in result.stderr
     assert list(store.list("")) == []
@@ -163,7 +164,7 @@ def test_copy_of_another_checkpoint_is_not_replaced(source: Store, spec: Path, s
 def test_destroy_deletes_the_copy(source: Store, spec: Path, store: Store) -> None:
     create_or_load_run(store, spec_of(spec), FakeClock())
     assert store.list(keys.INITIAL)
-    assert skerry("destroy", spec, "--yes").exit_code == 0
+    assert invoke("destroy", spec, "--yes").exit_code == 0
     assert list(store.list("")) == []
     assert source.read(keys.RUN) is not None
 
@@ -185,7 +186,7 @@ def test_fork_survives_its_deleted_source_and_a_killed_replica(tmp_path: Path) -
         running.until(f"starts from {source}@3: {fork}")
         running.until(" INFO initial_model_loaded")
         running.until(" INFO round_closed", times=4)
-        assert skerry("destroy", base, "--yes", "--set=outer.rounds=3").exit_code == 0
+        assert invoke("destroy", base, "--yes", "--set=outer.rounds=3").exit_code == 0
         assert open_store(source).read(keys.RUN) is None
         member = Member.parse(open_store(fork).read(keys.member("a-1", 0)) or b"", "a-1")
         os.kill(member.process, signal.SIGKILL)
@@ -194,7 +195,7 @@ def test_fork_survives_its_deleted_source_and_a_killed_replica(tmp_path: Path) -
         running.until("a-1 INFO round_closed")
         running.interrupt()
         running.end()
-    examined = skerry("doctor", fork, "--deep")
+    examined = invoke("doctor", fork, "--deep")
     assert examined.exit_code == 0, examined.output
     first = load(fork, 0)
     assert first.keys() == expected.keys()

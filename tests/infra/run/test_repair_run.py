@@ -7,9 +7,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import skerry
 from tests.kit.managers import train_saved_run
 from tests.kit.stores import HookedStore, damage, flip
+from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.run.repair_run import known_copies, repair
@@ -117,7 +117,7 @@ DAMAGES: dict[str, Callable[[Places], list[str]]] = {
 def test_damaged_run_is_whole_again(places: Places, name: str) -> None:
     before = objects(places.run)
     bad = DAMAGES[name](places)
-    done = skerry("doctor", places.run.uri, "--repair", "--deep", "--json")
+    done = invoke("doctor", places.run.uri, "--repair", "--deep", "--json")
     document = json.loads(done.output.splitlines()[-1])
     assert (done.exit_code, document["ok"], document["problems"]) == (0, True, []), done.output
     assert {item["key"] for item in document["mended"]} == set(bad)
@@ -129,7 +129,7 @@ def test_mirror_is_mended_from_its_original(places: Places) -> None:
     before = objects(places.mirror)
     cut_off(places.mirror, keys.commit(1))
     places.mirror.delete(key_of(places.mirror, keys.PAYLOADS))
-    done = skerry("doctor", places.mirror.uri, "--repair")
+    done = invoke("doctor", places.mirror.uri, "--repair")
     assert done.exit_code == 0, done.output
     assert f"mended: {keys.commit(1)} from {places.run.uri}: it was " in done.output
     assert objects(places.mirror) == before
@@ -139,7 +139,7 @@ def test_mirror_without_payloads_gets_none(trained: Path, tmp_path: Path) -> Non
     places = Places(trained, tmp_path, each_round=False)
     before = objects(places.mirror)
     assert not any(key.startswith(keys.PAYLOADS) for key in before)
-    skerry("doctor", places.mirror.uri, "--repair")
+    invoke("doctor", places.mirror.uri, "--repair")
     assert objects(places.mirror) == before
 
 
@@ -164,7 +164,7 @@ def test_damaged_copies_and_those_of_other_runs_are_not_used(places: Places, tmp
     other = DirectoryStore(tmp_path / "other")
     other.create(key, b"bytes of another run")
     before = objects(places.run)
-    done = skerry("doctor", places.run.uri, "--repair", "--from", other.uri)
+    done = invoke("doctor", places.run.uri, "--repair", "--from", other.uri)
     assert done.exit_code == 1
     for bad in (key, keys.commit(1)):
         assert f"not mended: no copy of {bad}: " in done.output
@@ -179,7 +179,7 @@ def test_objects_that_no_record_names_are_never_written(places: Places) -> None:
     before = objects(places.run)
     with pytest.raises(Invalid, match="--from URI"):
         repair(places.run, (), lambda: examine_store(places.run))
-    assert skerry("doctor", places.run.uri, "--repair", "--from", places.mirror.uri).exit_code == 1
+    assert invoke("doctor", places.run.uri, "--repair", "--from", places.mirror.uri).exit_code == 1
     assert objects(places.run) == before
 
 
@@ -262,5 +262,5 @@ def test_copies_are_known_from_the_run_and_its_marks(places: Places) -> None:
     ("words", "text"), [(("--from", "file:///x"), "add --repair"), (("file:///x", "--repair"), "leave out")]
 )
 def test_options_that_do_not_belong_together_are_refused(places: Places, words: tuple[str, ...], text: str) -> None:
-    done = skerry("doctor", places.run.uri, *words)
+    done = invoke("doctor", places.run.uri, *words)
     assert (done.exit_code, text in done.output) == (2, True)

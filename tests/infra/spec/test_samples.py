@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.infra.runs import skerry
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
 from skerry.infra.cli import init_from_recipe
@@ -19,7 +19,7 @@ SPECS = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "\nrun: " in path.r
 @pytest.mark.parametrize("kind", targets.samples())
 def test_init_writes_a_valid_spec_for_the_target(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "skerry.yaml"
-    result = skerry("init", path, "--target", kind)
+    result = invoke("init", path, "--target", kind)
     assert (result.exit_code, path.read_text()) == (0, targets.samples()[kind]), result.output
     assert model.load(path, targets.kinds()).spec.replicas[0].target.kind == kind
     assert (tmp_path / "train" / "train.py").exists()
@@ -36,13 +36,13 @@ def test_commented_inputs_of_a_sample_are_valid(tmp_path: Path, kind: str) -> No
 
 def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
-    last = skerry("init", path, "--target", "aws_batch").output.splitlines()[-1]
+    last = invoke("init", path, "--target", "aws_batch").output.splitlines()[-1]
     assert last.endswith(f"put in your bucket and image: skerry plan {path}")
 
 
 @pytest.mark.parametrize("recipe", init_from_recipe.FILES)
 def test_init_writes_the_script_of_a_recipe(tmp_path: Path, recipe: str) -> None:
-    assert skerry("init", tmp_path / "skerry.yaml", "--from", recipe).exit_code == 0
+    assert invoke("init", tmp_path / "skerry.yaml", "--from", recipe).exit_code == 0
     script = (tmp_path / "train" / "train.py").read_text()
     assert script == (init_from_recipe.folder() / init_from_recipe.FILES[recipe]).read_text()
     assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{init_from_recipe.FILES[recipe]})" in PAGE, (
@@ -51,19 +51,19 @@ def test_init_writes_the_script_of_a_recipe(tmp_path: Path, recipe: str) -> None
 
 
 def test_init_without_a_recipe_writes_the_plain_loop(tmp_path: Path) -> None:
-    assert skerry("init", tmp_path / "skerry.yaml").exit_code == 0
+    assert invoke("init", tmp_path / "skerry.yaml").exit_code == 0
     assert (tmp_path / "train" / "train.py").read_text() == init_from_recipe.script_of("loop")
 
 
 def test_init_for_an_unknown_recipe_writes_nothing(tmp_path: Path) -> None:
-    result = skerry("init", tmp_path / "skerry.yaml", "--from", "keras")
+    result = invoke("init", tmp_path / "skerry.yaml", "--from", "keras")
     assert result.exit_code == 2
     assert "no recipe 'keras'; choose one of loop, hf, lightning, torchft" in result.output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_init_for_an_unknown_target_writes_nothing(tmp_path: Path) -> None:
-    result = skerry("init", tmp_path / "skerry.yaml", "--target", "lambda")
+    result = invoke("init", tmp_path / "skerry.yaml", "--target", "lambda")
     assert result.exit_code == 2
     assert "no sample for 'lambda'; choose one of local, aws_batch" in result.output
     assert list(tmp_path.iterdir()) == []

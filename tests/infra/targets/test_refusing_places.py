@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.infra.targets.runs import HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, delete_state
 from tests.support.clocks import FakeClock
-from typer.testing import CliRunner
+from tests.support.command_line import invoke
 
 from skerry.infra.cli import cloud_run_commands, show_resources_commands
-from skerry.infra.cli.app import app
 
 if TYPE_CHECKING:
     from skerry.testing.faults import How
@@ -50,7 +49,7 @@ def test_service_that_cannot_be_asked_is_named(run: TargetRun, how: How, monkeyp
     delete_state(operator)
     run.sandbox.fail(how=how, on=CALLS[type(run)], times=None)
     for command, options in COMMANDS.items():
-        result = CliRunner().invoke(app, [command, str(operator.path), *options])
+        result = invoke(command, str(operator.path), *options)
         text = f"{command}: {result.exit_code}: {result.stdout}{result.stderr}"
         assert result.exit_code not in {0, 3}, text
         assert NAMES[type(run)] in text, text

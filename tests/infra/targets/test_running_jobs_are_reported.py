@@ -16,15 +16,16 @@ import pytest
 from tests.infra.deploy.account import Operator, skerry
 from tests.infra.targets.runs import BatchRun, VertexRun
 from tests.support.clocks import FakeClock
-from typer.testing import CliRunner, Result
+from tests.support.command_line import invoke
 
 from skerry.infra.cli import cloud_run_commands, show_resources_commands
-from skerry.infra.cli.app import app
 from skerry.infra.cli.interrupts import stopping_watch
 from skerry.testing.both_clouds import Clouds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
+
+    from typer.testing import Result
 
     from skerry.infra.deploy.restart_lost import StopRequest
     from skerry.testing.google.sandbox import GoogleSandbox
@@ -189,7 +190,7 @@ def test_no_command_reports_less_than_what_runs(running: Running, loss: str, com
     running.clouds.aws.calls.clear()
     running.clouds.google.calls.clear()
     for command in commands:
-        result = CliRunner().invoke(app, [command, running.spec, *OPTIONS[command]])
+        result = invoke(command, running.spec, *OPTIONS[command])
         live = running.live()
         text = f"{command}: exit code {result.exit_code}: {result.output}{result.stderr}"
         assert len(live) == len(set(live)), text

@@ -290,11 +290,18 @@ def list_during_deletion(sandbox: Sandbox) -> list[str] | str:
 
 
 NO: Final = "ClientException"
+
+
 # By shim: what is tried, its result by moto alone, and with the shim.
+def has_images(sandbox: Sandbox) -> bool:
+    return bool(sandbox.client("ec2").describe_images()["Images"])
+
+
 PROBES: Final[dict[str, tuple[Callable[[Sandbox], Any], Any, Any]]] = {
     "tags_at_bucket_creation": (bucket_tags, 0, 1),
     "listing_during_deletes": (list_during_deletion, "'b'", ["a", "b", "c"]),
     "managed_policies": (managed, "NoSuchEntity", ""),
+    "quick_accounts": (has_images, True, False),
     "unshare_job_environment": (variables, [3, 4, 5], [2, 2, 2]),
     "batch_submitting": (submissions, ["", ""], [NO, NO]),
     "batch_listing": (listings, (1, 1, 0, ""), (0, 0, 1, NO)),

@@ -138,11 +138,13 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
 
     def connect() -> Clients:
         provider = None if is_fixed else _s3_provider(environment)
-        quick, bulk = (
-            S3Store(config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider)
-            for times in _timeouts(stall_s, bulk_s)
-        )
-        return Clients(quick=quick, bulk=bulk)
+
+        def create(times: ClientConfig) -> S3Store:
+            return S3Store(
+                config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider
+            )
+
+        return Clients(create, stall_s, bulk_s)
 
     return _Connector(endpoint=endpoint, connect=connect, renews=not is_fixed)
 
@@ -229,11 +231,13 @@ def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: fl
     def connect() -> Clients:
         # A provider has precedence over a token.
         provider = _google_provider(environment, is_emulator=bool(emulator))
-        quick, bulk = (
-            GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider)
-            for times in _timeouts(stall_s, bulk_s)
-        )
-        return Clients(quick=quick, bulk=bulk)
+
+        def create(times: ClientConfig) -> GCSStore:
+            return GCSStore(
+                config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider
+            )
+
+        return Clients(create, stall_s, bulk_s)
 
     return _Connector(endpoint=endpoint, connect=connect, renews=not is_fixed, rewrite=1.0)
 
@@ -267,25 +271,15 @@ def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_
         config["endpoint"] = endpoint.rstrip("/")
     options = _plain_http(endpoint)
 
-    def connect() -> Clients:
-        quick, bulk = (
-            AzureStore(config=config, client_options=options | times, retry_config=NO_RETRY)
-            for times in _timeouts(stall_s, bulk_s)
-        )
-        return Clients(quick=quick, bulk=bulk)
+    def create(times: ClientConfig) -> AzureStore:
+        return AzureStore(config=config, client_options=options | times, retry_config=NO_RETRY)
 
-    return _Connector(endpoint=endpoint, connect=connect)
+    return _Connector(endpoint=endpoint, connect=lambda: Clients(create, stall_s, bulk_s))
 
 
 def _plain_http(endpoint: str) -> ClientConfig:
     """Allows plain HTTP if the user wrote an endpoint with http://."""
     return {"allow_http": True} if endpoint.startswith("http://") else {}
-
-
-def _timeouts(stall_s: float, bulk_s: float) -> tuple[ClientConfig, ClientConfig]:
-    """The time-outs of the quick and of the bulk client (see Clients)."""
-    total = timedelta(seconds=bulk_s)
-    return {"read_timeout": timedelta(seconds=stall_s), "timeout": total}, {"timeout": total}
 
 
 def _is_loopback(endpoint: str) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from tests.support.command_line import invoke
 from tests.support.page_examples import assert_shows, shown
 from tests.support.scripts import ROOT, dry_run
-from typer.testing import CliRunner
 
-from skerry.infra.cli.app import app
 from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def test_plan_in_the_tutorial_equals_the_plan_of_the_example(tmp_path: Path, ske
     here = skerry_clouds.google.project
     spec = (ROOT / EXAMPLE).read_text().replace(PROJECT, here)
     (tmp_path / "mixed.yaml").write_text(spec.replace(f"s3://{here}", f"s3://{PROJECT}").replace("../..", str(ROOT)))
-    result = CliRunner().invoke(app, ["plan", str(tmp_path / "mixed.yaml")])
+    result = invoke("plan", str(tmp_path / "mixed.yaml"))
     assert result.exit_code == 0, result.output
     expected = shown((ROOT / "docs/tutorial-three-clouds.md").read_text(), f"skerry plan {EXAMPLE}")
     assert_shows(result.output.replace(here, PROJECT), expected)

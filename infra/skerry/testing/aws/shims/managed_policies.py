@@ -8,7 +8,6 @@ the variable moto builds them for every partition, half a second each; this shim
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ def _policies(region: str) -> list[AWSManagedPolicy]:
 
 
 def _in_account(policy: AWSManagedPolicy, account_id: str) -> AWSManagedPolicy:
-    copied = copy.copy(policy)
-    copied.account_id, copied.tags, copied.versions = account_id, {}, list(policy.versions)
+    # copy.copy takes ten times as long, for a thousand policies.
+    copied: AWSManagedPolicy = object.__new__(AWSManagedPolicy)
+    vars(copied).update(vars(policy), account_id=account_id, tags={}, versions=list(policy.versions))
     return copied
