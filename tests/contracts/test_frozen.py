@@ -25,7 +25,7 @@ COMMANDS = {
     "status": {"--set", "--json"},
     "watch": {"--set", "--once", "--every", "--json"},
     "report": {"--set", "--output", "-o", "--export", "--quick", "--parameters", "--json"},
-    "doctor": {"--set", "--deep", "--repair", "--from", "--json"},
+    "doctor": {"--set", "--deep", "--repair", "--from", "--quarantine", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
     "export": {"--set", "--output", "-o", "--round", "--force", "--json"},
@@ -82,7 +82,7 @@ EVENTS = """
     round_failed stop_requested
     store_recovered settings_applied slots_changed early_contribution_failed
     rolled_up roll_up_failed
-    averages_differ unit_check_failed unit_disputed
+    averages_differ unit_check_failed unit_disputed stray_records
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
 """
 RUN_FIELDS = (
@@ -107,6 +107,7 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.checkpoint_manifest(12, keys.private_prefix("local-0")) == "private/local-0/00000012/manifest.json"
     assert keys.checkpoint_part(12, digest, keys.INITIAL) == f"initial/00000012/{digest}"
     assert keys.checkpoint_manifest(12, keys.INITIAL) == "initial/00000012/manifest.json"
+    assert keys.quarantined("commits/00000012.json", "a" * 64) == f"quarantine/{'a' * 64}/commits/00000012.json"
     assert keys.settings(12) == "settings/000012.json"
     assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
+    "stray_records",  # commits of rounds that are not reached, which no contributions back: ignored
     "averages_differ",  # a commit names another average than this replica holds: receipts tell which is right
     "always_late",  # several rounds in a row closed without this replica: raise faults.grace, or upload less
     "artifact_saved",

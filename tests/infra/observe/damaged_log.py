@@ -29,11 +29,11 @@ OTHER = "f" * 64
 class Log:
     """Three replicas and five closed rounds, with receipts, and checkpoints of rounds 0 and 2."""
 
-    def __init__(self, folder: Path, rounds: int = ROUNDS) -> None:
+    def __init__(self, folder: Path, rounds: int = ROUNDS, min_replicas: int = 3) -> None:
         self.store = DirectoryStore(folder)
         self.clock = FakeClock()
-        run = run_record(self.clock, slots=SLOTS, rounds=rounds, min_replicas=3)
-        self.replicas = [self.start(slot, min_replicas=3, run=run) for slot in SLOTS]
+        run = run_record(self.clock, slots=SLOTS, rounds=rounds, min_replicas=min_replicas)
+        self.replicas = [self.start(slot, min_replicas=min_replicas, run=run) for slot in SLOTS]
         self.nonce = self.replicas[0].log.run.nonce
         self.checkpoint(0)
         for number in range(rounds):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.kit.protocol import Replica, policy, run_record, start_replica
+from tests.kit.protocol import Replica, draft, policy, run_record, start_replica
 from tests.kit.records import outcome
 from tests.support.clocks import FakeClock
 
@@ -33,12 +34,8 @@ class Fleet:
 
     def train(self, number: int, *slots: str, share: float = 1.0) -> None:
         for slot in slots:
-            self.replicas[slot].contribute(f"{number} {slot}".encode())
-            if share < 1:
-                key = keys.contribution(number, 0, slot)
-                data = self.store.read(key)
-                assert data is not None
-                self.store.replace(key, bytes(data).replace(b'"share":1.0', f'"share":{share}'.encode()))
+            replica = self.replicas[slot]
+            replica.exchange.contribute(replica.exchange_id, replace(draft(f"{number} {slot}".encode()), share=share))
         for slot in slots:
             self.replicas[slot].close(self.replicas[slot].decide())
 

@@ -32,7 +32,7 @@ SLOTS: Final = tuple(f"a-{number}" for number in range(64))
 
 
 class RolledUpRun:
-    """A finished run whose rounds are all in roll-ups; no other record of a round exists but the last commit."""
+    """A finished run whose rounds are all in roll-ups; no other record of a round exists but the last two commits."""
 
     def __init__(self, rounds: int, replicas: int) -> None:
         self.clock, slots = FakeClock(), SLOTS[:replicas]
@@ -48,7 +48,8 @@ class RolledUpRun:
             shown = [_numbered(recorded[2 if number == 96 else number % 2], first + number) for number in range(ROUNDS)]
             roll_up = RollUp.of(NONCE, "a-0", "c" * 64, shown)
             self.store.create(keys.roll_up(first, first + ROUNDS - 1), roll_up.to_stored())
-        self.put(keys.commit(rounds - 1), commit(rounds - 1, run=NONCE, participants=replicas))
+        for number in (rounds - 2, rounds - 1):
+            self.put(keys.commit(number), commit(number, run=NONCE, participants=replicas))
         for slot in slots:
             member = Member(
                 run=NONCE, slot=slot, incarnation=0, nonce="b" * 32, host="h", process=1, created=self.clock.utc_text()

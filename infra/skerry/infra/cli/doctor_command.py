@@ -1,4 +1,4 @@
-"""The command `doctor`: examines the log of a run, repairs it from copies, or compares the logs of two prefixes."""
+"""The command `doctor`: examines the log of a run, repairs it, moves stray records away, or compares two logs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.open_run import open_places, open_run
 from skerry.infra.observe.doctor.compare_logs import compare_logs
 from skerry.infra.run import check_machine_and_store
+from skerry.infra.run.quarantine_stray import quarantine_stray
 from skerry.infra.run.repair_run import known_copies
 from skerry.infra.run.repair_run import repair as repair_run
 from skerry.runtime.clock import SystemClock
@@ -63,20 +64,28 @@ def doctor(
         list[str] | None,
         typer.Option("--from", metavar="URI", help="With --repair: a copy of the run. Its mirrors are known."),
     ] = None,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move stray records away, which a compromised replica may create.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing without --repair.
+    """Examine the run's log and report what is wrong, where, and what to do. Only two options change anything.
 
     In a cloud, before the first apply: check rights, quotas, machine offers and the image.
     """
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
-        if other is not None and (repair or deep):
-            raise Invalid("--repair and --deep are for a single run; leave out the second one, or the option")
+        if other is not None and (repair or deep or quarantine):
+            raise Invalid("this option is for a single run; leave out the second one, or the option")
+        if repair and quarantine:
+            raise Invalid("--quarantine comes first: stray records are in the way of a repair; then run --repair")
         if copies and not repair:
             raise Invalid("--from names a copy for --repair; add --repair")
         if other is not None:
             _compare(run, other, overrides or (), clock, as_json=as_json)
+            return
+        if quarantine:
+            _quarantine(run, overrides or (), clock, deep=deep, as_json=as_json)
             return
         if repair:
             _repair(run, overrides or (), copies or (), clock, deep=deep, as_json=as_json)
@@ -125,6 +134,18 @@ def _repair(
     else:
         print_lines(f"mended: {item.key} from {item.uri}: it was {item.was}" for item in result.mended)
         print_lines(f"not mended: {problem}" for problem in result.problems)
+        _show(result.log)
+    if not result.ok:
+        raise typer.Exit(FAILED)
+
+
+def _quarantine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool, as_json: bool) -> None:
+    store = open_places(run, overrides, clock).run
+    result = quarantine_stray(store, lambda: doctor_text.examine(store, clock, deep=deep))
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        print_lines(f"moved: {record.key} to {record.to}: {record.why}" for record in result.moved)
         _show(result.log)
     if not result.ok:
         raise typer.Exit(FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -12,6 +11,7 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import list_closed
 from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
 from skerry.runtime.log.summarize_round import RoundRecords, summarize_round
 from skerry.runtime.store.parallel import run_parallel
@@ -92,8 +92,7 @@ class RoundFollower:
             [item] = self._filled([self._summary(number)])
             self._finish(item)
             del self._open[number]
-        after = keys.commit(self.closed - 1) if self.closed else None
-        listed = [entry for entry in self._store.list(keys.COMMITS, after=after) if _is_commit(entry.key)]
+        listed = list_closed(self._store, self.closed)
         used = self._take_commits(listed) if listed else 0
         self._list_receipts()
         return used
@@ -184,9 +183,3 @@ class RoundFollower:
     def _finish(self, item: RoundHistory) -> None:
         self._totals.add(item)
         self._final = [*self._final[-RECENT:], item]
-
-
-def _is_commit(key: str) -> bool:
-    with suppress(Invalid):
-        return key == keys.commit(keys.round_of(key))
-    return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import list_closed
 from skerry.runtime.log.records import Commit
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.store import list_folders, open_store
@@ -87,6 +88,6 @@ def _read_run(store: Store, name: str, now: float) -> ListedRun | None:
 
 
 def _last_commit(store: Store) -> Commit | None:
-    listed = store.list(keys.COMMITS)
+    listed = list_closed(store, 0)
     data = store.read(listed[-1].key) if listed else None
     return None if data is None else Commit.parse(data, listed[-1].key)

@@ -6,13 +6,13 @@ it before the next round is decided; a round uses what its decision names.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def expect_slots(
             run=run.nonce,
             number=len(settings.changes) + 1,
             previous=settings.last_digest,
-            from_round=max(_closed(store), earliest),
+            from_round=max(find_closed(store, 0), earliest),
             rounds=run.rounds,
             work=run.work,
             outer_lr=run.outer_lr,
@@ -96,15 +96,6 @@ def expect_slots(
         )
         if store.create(keys.settings(record.number), record.to_bytes()):
             return expected
-
-
-def _closed(store: Store) -> int:
-    """The number of closed rounds. Objects with names that are no keys of commits are ignored."""
-    closed = 0
-    for entry in store.list(keys.COMMITS):
-        with contextlib.suppress(Invalid):
-            closed = max(closed, keys.round_of(entry.key) + 1)
-    return closed
 
 
 def _work(run: Run, rounds: int | None) -> float | None:

@@ -16,6 +16,7 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import list_closed
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, digest_of
 from skerry.runtime.log.run_record import InitialModel, Run
 from skerry.runtime.tensors.payload_format import check_whole, index_from_headers
@@ -152,12 +153,9 @@ def _rounds_with_checkpoint(store: Store) -> list[int]:
 
 def _last_round(store: Store, uri: str, run: Run, rounds: Sequence[int]) -> int:
     """The last round of a finished run. Raises Invalid if it is not finished, or has no checkpoint of that round."""
-    closed, work = 0, 0.0
-    for entry in reversed(store.list(keys.COMMITS)):
-        with suppress(Invalid):  # a foreign object
-            closed = keys.round_of(entry.key) + 1
-            work = Commit.parse(store.read(entry.key) or b"", entry.key).work
-            break
+    commits = list_closed(store, 0)
+    closed, last = len(commits), commits[-1].key if commits else None
+    work = 0.0 if last is None else Commit.parse(store.read(last) or b"", last).work
     remedy = f"name a round with a checkpoint: init_from: {uri}@{rounds[0]}; there are: {_shown(rounds)}"
     if not run.is_over(closed, work):
         goal = "it has no end" if run.rounds is None else f"{closed} of {run.rounds} rounds are closed"

@@ -11,6 +11,7 @@ from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, ref
 from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import STRAY_REMEDY
 from skerry.runtime.log.records import CheckpointManifest, Record, Work
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.shared_state import SharedState, State
-    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.log import RunLog, Stored
+    from skerry.runtime.log.records import Commit
     from skerry.runtime.ranks.interface import Channel
 
 
@@ -99,8 +101,8 @@ class CheckpointLoader:
                         continue
                     if undisputed is not None and not self._leads_on(round_number, undisputed):
                         continue
+                    last = self._read_closing_commit(round_number)
                     evidence = self._evidence_of(manifest)
-                    last = self._log.read_last_commit(round_number)
                 except Corrupt as error:
                     _failed(round_number, error)
                     damage.append(error)
@@ -110,6 +112,18 @@ class CheckpointLoader:
                 else:
                     work = 0.0 if last is None else last.record.work
                     yield _Candidate(manifest=manifest, evidence=evidence, work=work)
+
+    def _read_closing_commit(self, round_number: int) -> Stored[Commit] | None:
+        """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless replicas back it."""
+        if round_number == 0:
+            return None
+        last = self._log.read_commit(round_number - 1, exists=True)
+        if last is None or not self._log.is_backed(last.record):
+            raise Corrupt(
+                f"checkpoint {keys.checkpoint_manifest(round_number)} is stray: no contributions of min_replicas="
+                f"{self._log.run.min_replicas} replicas have closed round {round_number - 1}; {STRAY_REMEDY}"
+            )
+        return last
 
     def _leads_on(self, round_number: int, undisputed: int) -> bool:
         """Returns True if the log can be followed from this checkpoint; payloads are deleted oldest first."""

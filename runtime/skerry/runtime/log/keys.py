@@ -31,6 +31,7 @@ of several keys, to list them. Does no I/O.
     failover/{ballot}/votes/{slot}.json           create   in a mirror: a promise to add nothing to the store
     failover/{ballot}/verdict.json                create   in a mirror: the run stays in its store, or goes on elsewhere
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
+    quarantine/{digest}/{key}                     create   a stray record, moved away by the operator
     probe/{nonce}                                 create   the start-up check of the store
     state/{serial}.json                           create   what `apply` created for the run, and the lock holder
     state/{serial}/{number}.json                  create   what was done while that serial was locked
@@ -71,6 +72,7 @@ FAILOVER = "failover/"
 GOES_ON = "-failover"
 """After the URI of a mirror: the run that goes on there by itself."""
 CODE = "code/"
+QUARANTINE = "quarantine/"
 PROBE = "probe/"
 STATE = "state/"
 
@@ -321,6 +323,11 @@ def hundred(folder: str, round_number: int) -> str:
 def code(digest: str) -> str:
     """Key of a packed code folder, by the sha256 of the archive."""
     return f"{CODE}{digest}.tar.gz"
+
+
+def quarantined(key: str, digest: str) -> str:
+    """Key of a stray record that was moved away, by the sha256 of its bytes."""
+    return f"{QUARANTINE}{digest}/{key}"
 
 
 def state(serial: int) -> str:

@@ -1,11 +1,14 @@
 """Reads and writes the log of one run: typed records and their digests. Makes no decisions.
 
-A record of another run (with another nonce) means that two runs share a prefix: Diverged, at once.
+A record of another run (with another nonce) means that two runs share a prefix: Diverged, at once. A commit counts only
+if its predecessors are there; one that is not, and that no contributions back, is stray and ignored (decision 0050).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
@@ -26,8 +29,11 @@ from skerry.runtime.log.records import (
 from skerry.runtime.log.run_record import Run, Settings, is_over
 from skerry.runtime.store import Span
 from skerry.runtime.store.retrying import read_existing
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.runtime.store import Store
 
 LogRecord = Member | Contribution | Decision | Commit | Receipt | Outcome | Settings
@@ -36,6 +42,9 @@ L = TypeVar("L", bound=LogRecord)
 
 # One byte more than a record may have: a longer object is refused by its length and never read whole.
 _RECORD_SPAN = Span(0, MAX_RECORD_BYTES + 1)
+STRAY_REMEDY: Final = "run `skerry doctor RUN`: it reports stray records, and --quarantine moves them away"
+# Commits behind a gap that one look verifies: of a log that has lost a record, the first of them is backed.
+_MOST_VERIFIED: Final = 8
 
 
 class Stored(NamedTuple, Generic[R]):
@@ -86,6 +95,8 @@ class RunLog:
         self.recent = RecentRecords()
         # Ends that the run has had, and the round after which each was reached.
         self._ends: dict[tuple[int | None, float | None], int | None] = {(run.rounds, run.work): None}
+        # Rounds whose commits were there before these rounds: they stay stray when the head comes to them.
+        self._stray: set[int] = set()
 
     def read_contribution(
         self, round_number: int, exchange: int, slot: str, *, exists: bool = False
@@ -93,9 +104,9 @@ class RunLog:
         """The contribution of `slot` to an exchange. exists: another record proves it; see `Retrying.read_existing`."""
         return self._read(Contribution, keys.contribution(round_number, exchange, slot), exists=exists)
 
-    def read_decision(self, round_number: int, exchange: int) -> Stored[Decision] | None:
-        """The decision of an exchange."""
-        return self._read(Decision, keys.decision(round_number, exchange))
+    def read_decision(self, round_number: int, exchange: int, *, exists: bool = False) -> Stored[Decision] | None:
+        """The decision of an exchange. exists: another record proves it; see `Retrying.read_existing`."""
+        return self._read(Decision, keys.decision(round_number, exchange), exists=exists)
 
     def read_commit(self, round_number: int, *, exists: bool = False) -> Stored[Commit] | None:
         """The commit of a round. exists: another record proves it; see `Retrying.read_existing`."""
@@ -135,22 +146,69 @@ class RunLog:
     def find_head(self, known: int) -> int:
         """The first round that is not closed. known: a round at or below it, at which the search begins.
 
-        Ignores objects among the commits with names that are no keys of commits.
+        Ignores objects among the commits with names that are no keys of commits, and stray commits, which it reports
+        once. Raises Diverged if a commit is lost: one behind it is backed.
         """
         entries = self.store.list(keys.COMMITS, after=keys.commit(known - 1) if known else None)
         head = known
+        beyond: list[int] = []
         for entry in entries:
             try:
                 closed = keys.round_of(entry.key)
             except Invalid:
                 continue
             # A listing may miss an existing key; only a GET proves that a round was not closed.
-            while head < closed and self.read_commit(head, exists=True) is not None:
+            while not beyond and closed not in self._stray and head < closed:
+                if self.read_commit(head, exists=True) is None:
+                    break
                 head += 1
-            if closed != head:
-                raise Diverged(f"the log has a gap: round {head} is not closed, but {entry.key} exists")
-            head += 1
+            if closed == head and closed not in self._stray:
+                head += 1
+            else:
+                beyond.append(closed)
+        if new := [number for number in beyond if number not in self._stray]:
+            self._check_stray(head, new)
         return head
+
+    def is_backed(self, commit: Commit) -> bool:
+        """True if the log has the commit's decisions, and contributions of as many members as a decision needs.
+
+        A sound replica commits a round after that. Costs a read of each decision and contribution.
+        """
+        # Of another run, or damaged: that does not back it either.
+        with suppress(Corrupt, Diverged):
+            return bool(commit.exchanges) and all(
+                self._is_backed_exchange(commit, exchange) for exchange in range(len(commit.exchanges))
+            )
+        return False
+
+    def _is_backed_exchange(self, commit: Commit, exchange: int) -> bool:
+        decision = self.read_decision(commit.round, exchange, exists=True)
+        if decision is None or decision.digest != commit.exchanges[exchange]:
+            return False
+        members = decision.record.members
+        if decision.record.base != commit.previous or len(members) < self.run.min_replicas:
+            return False
+        contributions = (self.read_contribution(commit.round, exchange, share.slot, exists=True) for share in members)
+        return all(
+            stored is not None and (stored.digest, stored.record.base) == (share.contribution, commit.previous)
+            for share, stored in zip(members, contributions, strict=True)
+        )
+
+    def _check_stray(self, head: int, beyond: Sequence[int]) -> None:
+        """Reports commits behind an open round. Raises Diverged if one of them is backed: the log has lost a record."""
+        for number in beyond[:_MOST_VERIFIED]:
+            commit = None
+            with suppress(Corrupt, Diverged):
+                commit = self.read_commit(number)
+            if commit is not None and self.is_backed(commit.record):
+                raise Diverged(
+                    f"the log has a gap: round {head} is not closed, but {keys.commit(number)} exists; run "
+                    "`skerry doctor RUN --repair` to restore the record from a copy"
+                )
+        self._stray.update(beyond)
+        fields = {"round": head, "objects": len(beyond), "first": keys.commit(beyond[0]), "next": STRAY_REMEDY}
+        emit("stray_records", fields, level=logging.WARNING)
 
     def read_previous_digest(self, round_number: int) -> str:
         """The digest of the commit before a round, which all contributions to the round name as their base."""

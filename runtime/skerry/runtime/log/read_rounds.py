@@ -176,13 +176,20 @@ def read_closed_rounds(store: Store, run: str) -> Iterator[RoundHistory]:
 
 
 def find_closed(store: Store, known: int) -> int:
-    """The first round after the last stored commit. known: as many rounds are closed, at least."""
+    """The number of rounds that are closed without a gap. known: as many are, at least. One listing."""
+    return known + len(list_closed(store, known))
+
+
+def list_closed(store: Store, known: int) -> list[Entry]:
+    """The commits from round `known` on, up to a gap: later ones are stray, or a record is lost. One listing."""
     entries = store.list(keys.COMMITS, after=keys.commit(known - 1) if known else None)
-    numbers: list[int] = []
+    closed: list[Entry] = []
     for entry in entries:
         with suppress(Invalid):  # a foreign object
-            numbers.append(keys.round_of(entry.key))
-    return max(numbers, default=known - 1) + 1
+            if keys.round_of(entry.key) != known + len(closed):
+                break
+            closed.append(entry)
+    return closed
 
 
 def list_roll_ups(store: Store, begin: int = 0) -> list[range]:

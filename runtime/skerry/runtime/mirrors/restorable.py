@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_record_bytes, read_run
+from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.mirrors.mirror import complete_checkpoints
 
@@ -44,7 +45,7 @@ def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> 
     run = read_run(store)
     if run is None:
         raise Invalid(f"no run at {store.uri}; name the URI of a mirror, as its `skerry replicate` did")
-    logged = _head(store)
+    logged = find_closed(store, 0)
     if at is not None and at > logged:
         raise Invalid(f"--at {at}: the copy at {store.uri} has {logged} rounds")
     skipped: list[str] = []
@@ -70,20 +71,6 @@ def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> 
     why = f": {'; '.join(skipped)}" if skipped else ""
     wanted = "" if at is None else f" of {at} rounds"
     raise Invalid(f"nothing{wanted} at {store.uri} can be restored; it has {logged} rounds{why}")
-
-
-def _head(store: Store) -> int:
-    """The number of commits before the first gap."""
-    head = 0
-    for entry in store.list(keys.COMMITS):
-        try:
-            number = keys.round_of(entry.key)
-        except Invalid:  # a foreign object
-            continue
-        if number != head:
-            break
-        head += 1
-    return head
 
 
 def _checked_checkpoint(store: Store, run: Run, number: int) -> str:

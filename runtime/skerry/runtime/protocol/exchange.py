@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import STRAY_REMEDY
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part, makers_in
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
@@ -187,18 +188,14 @@ class Exchange:
         self._choose_reduction: Callable[[int], Reduction] = reduction
         self._seen = view.contributions
         decided = self._wait_for_decision(exchange_id, index, view, state)
+        _check_usable(decided.record, exchange_id, self._log.run.min_replicas)
         decision = decided.record
-        if decision.base != exchange_id.base:
-            raise Diverged(
-                f"decision of round {exchange_id.round} builds on another log: base={decision.base[:12]} "
-                f"mine={exchange_id.base[:12]}"
-            )
         if decision.index != index and index == self._empty_index:
             raise _issued_no_tensors(exchange_id)
         if decision.index != index:
             raise Diverged(
                 f"decision of round {exchange_id.round} exchange {exchange_id.exchange} averages other tensors: "
-                f"{difference(decision.index, index, view.codecs)}"
+                f"{difference(decision.index, index, view.codecs)}; {STRAY_REMEDY}"
             )
         return decided
 
@@ -213,10 +210,12 @@ class Exchange:
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
-                raise Corrupt(f"contribution is missing: key={key}; a decision lists it, it must never be deleted")
+                raise Corrupt(
+                    f"contribution is missing: key={key}; a decision lists it, it must never be deleted; {STRAY_REMEDY}"
+                )
             if stored.digest != share.contribution:
                 digests = f"digest={stored.digest} decided={share.contribution}"
-                raise Corrupt(f"contribution is not the decided one: key={key} {digests}")
+                raise Corrupt(f"contribution is not the decided one: key={key} {digests}; {STRAY_REMEDY}")
             return stored.record
 
         return run_parallel(self._log.store, len(decision.members), read, small=True)
@@ -239,7 +238,8 @@ class Exchange:
         mine = _with_averages_of(stored.record, mine, self._presence.slot)
         if stored.record != mine:
             raise Diverged(
-                f"round {exchange_id.round} was committed differently: log={stored.record!r} mine={record!r}"
+                f"round {exchange_id.round} was committed differently: log={stored.record!r} mine={record!r}; "
+                f"{STRAY_REMEDY}"
             )
         return stored
 
@@ -307,7 +307,7 @@ class Exchange:
                     state, action = self._look(exchange_id, index, view, before, needs_heartbeats=True)
             match action:
                 case Abort(error=error):
-                    raise error
+                    raise _stray_commit(self._log, exchange_id) or error
                 case Propose():
                     if view.confirm():
                         self._propose(exchange_id, index, action)
@@ -361,6 +361,30 @@ class Exchange:
     def _backoff(self) -> Backoff:
         """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
         return Backoff(first=(profile := self._log.store.profile).poll_first, cap=profile.poll_cap, factor=1.25)
+
+
+def _check_usable(decision: Decision, exchange_id: ExchangeId, min_replicas: int) -> None:
+    """Raises Diverged for a decision that no sound replica of this log has proposed."""
+    if decision.base != exchange_id.base:
+        raise Diverged(
+            f"decision of round {exchange_id.round} builds on another log: base={decision.base[:12]} "
+            f"mine={exchange_id.base[:12]}; {STRAY_REMEDY}"
+        )
+    if len(decision.members) < min_replicas:
+        raise Diverged(
+            f"decision of round {exchange_id.round} has too few members: members={len(decision.members)} "
+            f"min_replicas={min_replicas} proposer={decision.proposer}; {STRAY_REMEDY}"
+        )
+
+
+def _stray_commit(log: RunLog, exchange_id: ExchangeId) -> Diverged | None:
+    """The error for a round without a decision that is closed all the same; None if it is open."""
+    if log.read_commit(exchange_id.round) is None:
+        return None
+    if log.read_decision(exchange_id.round, exchange_id.exchange) is not None:
+        return None
+    key = keys.commit(exchange_id.round)
+    return Diverged(f"round {exchange_id.round} is not decided, but {key} exists: a stray record; {STRAY_REMEDY}")
 
 
 def _with_slots(policy: Policy, settings: RunSettings) -> Policy:

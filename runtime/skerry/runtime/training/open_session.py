@@ -173,6 +173,8 @@ def join_run(
     stop = stop or threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.with_deadline(terms.deadline_s, stop)
+    # A script may ask for fewer: then decisions of fewer are sound.
+    run = run.model_copy(update={"min_replicas": min(run.min_replicas, terms.min_replicas)})
     log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
     presence = (

@@ -6,13 +6,13 @@ under another nonce, so these are compared without nonce and digests.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
-from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Commit, Contribution, Decision, Record, digest_of
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.store.parallel import run_parallel
@@ -83,7 +83,19 @@ def _open(store: Store) -> _Log:
     data = store.read(keys.RUN)
     if data is None:
         raise Invalid(f"no run at {store.uri}; name the URI of a run's own prefix, or of a mirror")
-    return _Log(store, Run.parse(data, keys.RUN), find_closed(store, 0))
+    return _Log(store, Run.parse(data, keys.RUN), _closed(store))
+
+
+def _closed(store: Store) -> int:
+    """The first round after the last commit, of those before which at least half of the rounds have one.
+
+    So a lost record does not hide the later ones, and stray commits do not make the comparison long.
+    """
+    numbers: list[int] = []
+    for entry in store.list(keys.COMMITS):
+        with suppress(Invalid):  # a foreign object
+            numbers.append(keys.round_of(entry.key))
+    return max((number + 1 for place, number in enumerate(numbers) if number <= 2 * place + 1), default=0)
 
 
 def _fork_round(a: Run, b: Run) -> int | None:

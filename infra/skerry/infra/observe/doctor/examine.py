@@ -18,6 +18,7 @@ from skerry.infra.observe.doctor.check_roll_ups import check_roll_ups, read_roll
 from skerry.infra.observe.doctor.check_versions import check_versions
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.stray_records import check_stray, find_stray, without_stray
 from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
 from skerry.infra.observe.participation import participation
 from skerry.runtime.errors import SkerryError
@@ -88,8 +89,11 @@ def examine(
     roll_ups: of `read_roll_ups`.
     """
     bad = {damage.key for damage in damages if damage.kind.startswith("damaged")}
+    valid = valid_records(stored)
+    stray = find_stray(valid)
+    stored = without_stray(stored, stray)
     log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
-    findings: list[Finding] = []
+    findings: list[Finding] = list(check_stray(valid, stray))
     if stored.listed:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
         findings += _disputes(log)

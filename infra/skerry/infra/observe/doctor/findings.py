@@ -21,6 +21,7 @@ Kind: TypeAlias = Literal[
     "replaced-record",  # a contribution that is not the one that was decided
     "wrong-commit",  # a commit that does not follow from its decisions
     "stray-decision",  # a decision of a closed round that its commit does not reference
+    "stray-record",  # of a round that the log has not reached, or that replicas refuse in the open one
     "incarnation-gap",  # a start of a replica without a membership record
     "missing-payload",  # of a contribution that a replica may still need
     "payload-length",
@@ -59,6 +60,7 @@ NEXT: Final[Mapping[Kind, str]] = {
     "replaced-record": "a record was written twice: run `skerry-replica check`, and use another store if it fails",
     "wrong-commit": "a record was written twice or edited: run `skerry-replica check`",
     "stray-decision": "check that all replicas run the same script: one has more exchanges in a round than the others",
+    "stray-record": "`skerry doctor --quarantine` moves it away; replace the replica or the credentials that wrote it",
     "incarnation-gap": "two replicas may own one slot: run `skerry-replica check`; check for a lifecycle rule",
     "missing-payload": f"{_MEND}; else make sure that a later checkpoint becomes complete",
     "payload-length": f"{_MEND}; else make sure that a later checkpoint becomes complete",

@@ -1,0 +1,106 @@
+"""Records that a compromised replica creates: each has the right form, and its role allows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.log.records import GENESIS, Contribution, Decision, Member, Record, Share, digest_of
+from tests.kit.managers import Island, begin_run, islands_of, together, wait_until_saved
+from tests.kit.protocol import contribution
+from tests.kit.records import commit
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+CLOSED = 2
+UNKNOWN = "f" * 64
+"""The digest of a commit that no log has."""
+
+
+class Forger:
+    """The replica `slot` after a break-in. It creates any shared record, and contributions of its own slot only."""
+
+    def __init__(self, store: Store, slot: str = "m") -> None:
+        self.store, self.slot = store, slot
+        run = read_run(store)
+        assert run is not None
+        self.run = run.nonce
+        first = next(entry.key for entry in store.list(keys.CONTRIBUTIONS))
+        self.index = Contribution.parse(store.read(first) or b"", first).index
+        self._create(
+            keys.member(slot, 0),
+            Member(run=run.nonce, slot=slot, incarnation=0, nonce="b" * 32, host="h", process=1, created="now"),
+        )
+
+    def base(self, number: int) -> str:
+        """The digest of the commit before a closed or open round."""
+        return GENESIS if number == 0 else digest_of(self.store.read(keys.commit(number - 1)) or b"")
+
+    def commit(self, number: int, base: str = UNKNOWN, decision: str = UNKNOWN) -> str:
+        """Commits a round. Returns the digest."""
+        record = commit(number, run=self.run, exchanges=(decision,), participants=1, previous=base)
+        return self._create(keys.commit(number), record)
+
+    def decide(self, number: int, base: str = UNKNOWN, *members: str) -> str:
+        """Decides a round; without members for its own contribution alone. Returns the digest."""
+        offered = contribution(self.slot, run=self.run, round=number, base=base, index=self.index)
+        own = self._create(keys.contribution(number, 0, self.slot), offered)
+        record = Decision(
+            run=self.run,
+            round=number,
+            exchange=0,
+            base=base,
+            index=self.index,
+            reduction="all_gather",
+            members=tuple(Share(slot=slot, contribution=own, weight=1.0) for slot in members or (self.slot,)),
+            proposer=self.slot,
+            nonce="e" * 32,
+        )
+        return self._create(keys.decision(number, 0), record)
+
+    def close(self, number: int, base: str) -> str:
+        """Decides and commits a round alone. Returns the digest of the commit."""
+        return self.commit(number, base, self.decide(number, base))
+
+    def save(self, number: int, base: str) -> None:
+        """A complete checkpoint of another state than that of the newest one, after so many rounds."""
+        manifest = checkpoint.manifest(self.store, checkpoint.complete(self.store)[0])
+        assert manifest is not None
+        tree, tensors = checkpoint.flatten(checkpoint.load(self.store, manifest))
+        changed = [1.5 * tensor if tensor.is_floating_point() else tensor for tensor in tensors]
+        assert checkpoint.save(
+            self.store,
+            run=self.run,
+            round_number=number,
+            commit=base,
+            members=(self.slot,),
+            batches=number,
+            writer=self.slot,
+            nonce="f" * 32,
+            state=checkpoint.restore(tree, changed),
+        )
+
+    def _create(self, key: str, record: Record) -> str:
+        assert self.store.create(key, record.to_bytes())
+        return digest_of(record.to_bytes())
+
+
+def train_pair(store: Store) -> list[Island]:
+    """Two replicas that need each other have closed CLOSED rounds, with checkpoints, and go on."""
+    begin_run(store, "ab", minimum=2)
+    islands = islands_of(store, "ab")
+    together([lambda island=island: island.train(CLOSED, close=False) for island in islands])
+    for island in islands:
+        wait_until_saved(island)
+    return islands
+
+
+def take_over(forger: Forger, rounds: int) -> None:
+    """Close the rounds from CLOSED to before `rounds` alone, and save another state after them."""
+    base = forger.base(CLOSED)
+    for number in range(CLOSED, rounds):
+        base = forger.close(number, base)
+    forger.save(rounds, base)

@@ -1,0 +1,74 @@
+"""A compromised replica creates records of rounds to come: no replica believes or loads what they say."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.kit.events import logged_events
+from tests.kit.forger import CLOSED, UNKNOWN, Forger, take_over, train_pair
+from tests.kit.managers import Island, assert_same_parameters, together
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.errors import Diverged
+from skerry.runtime.log import keys
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS = 5
+
+
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Log records of skerry, from level INFO up."""
+    caplog.set_level(logging.INFO, logger="skerry")
+    return caplog
+
+
+@pytest.mark.parametrize("distance", [1, 2, 1000, keys.MAX_ROUND - CLOSED])
+def test_commit_of_a_round_to_come_is_ignored_and_reported_once(
+    events: pytest.LogCaptureFixture, distance: int
+) -> None:
+    store = MemoryStore()
+    islands = train_pair(store)
+    Forger(store).commit(CLOSED + distance)
+    reached = min(ROUNDS, CLOSED + distance)
+    together([lambda island=island: island.train(reached, close=False) for island in islands])
+    assert {island.manager.current_step() for island in islands} == {reached}
+    assert_same_parameters(islands)
+    reports = [event for event in logged_events(events, "stray_records") if event["round"] == CLOSED]
+    assert len(reports) <= 2 * len(islands), "each look of a replica has its own log"
+    assert reports[0]["first"] == keys.commit(CLOSED + distance)
+    assert "--quarantine" in reports[0]["next"]
+
+
+@pytest.mark.parametrize(
+    "attack", [lambda forger: forger.save(ROUNDS, UNKNOWN), lambda forger: take_over(forger, ROUNDS)]
+)
+def test_replica_joins_without_a_checkpoint_that_no_contributions_back(
+    events: pytest.LogCaptureFixture, attack: Callable[[Forger], object]
+) -> None:
+    store = MemoryStore()
+    [a, _] = train_pair(store)
+    sound = checkpoint.complete(store)[0]
+    attack(Forger(store))
+    newcomer = Island(store, "c", seed=9)
+    with suppress(Diverged):  # by the forged decision of the open round
+        newcomer.join()
+    assert [event["round"] for event in logged_events(events, "checkpoint_loaded")][-1] == sound
+    [failure] = logged_events(events, "checkpoint_failed")
+    assert (failure["round"], "is stray" in failure["error"]) == (ROUNDS, True)
+    assert newcomer.manager.current_step() == CLOSED
+    assert_same_parameters([newcomer, a])
+
+
+def test_lost_commit_is_no_stray_record() -> None:
+    store = MemoryStore()
+    [a, _] = train_pair(store)
+    store.delete(keys.commit(0))
+    with pytest.raises(Diverged, match=r"the log has a gap: round 0 is not closed, .*--repair"):
+        a.manager.session.log.find_head(0)
