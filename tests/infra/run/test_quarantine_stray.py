@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import skerry
 from tests.kit.forger import CLOSED, Forger, take_over, train_pair
 from tests.kit.managers import assert_same_parameters, islands_of, together
+from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.run.quarantine_stray import quarantine_stray
@@ -109,7 +109,7 @@ def test_command_moves_stray_records_and_keeps_their_bytes(folder: Path) -> None
     take_over(forger, ROUNDS)
     forger.commit(keys.MAX_ROUND)
     before = {entry.key: bytes(store.read(entry.key) or b"") for entry in store.list("")}
-    report = skerry("doctor", folder.as_uri())
+    report = invoke("doctor", folder.as_uri())
     assert report.exit_code == 1
     stray = [line for line in report.output.splitlines() if "stray-record" in line]
     assert [line.split("key=")[1].split("/")[0] for line in stray] == [
@@ -119,7 +119,7 @@ def test_command_moves_stray_records_and_keeps_their_bytes(folder: Path) -> None
         "checkpoints",
     ]
     assert "it names m as its author" in stray[1]
-    result = skerry("doctor", folder.as_uri(), "--quarantine", "--json")
+    result = invoke("doctor", folder.as_uri(), "--quarantine", "--json")
     assert result.exit_code == 0, result.output
     moved = json.loads(result.stdout)["moved"]
     assert len(moved) == 3 * (ROUNDS - CLOSED) + 2 - 1  # without the contribution to the open round
@@ -130,19 +130,19 @@ def test_command_moves_stray_records_and_keeps_their_bytes(folder: Path) -> None
     assert {key: data for key, data in after.items() if not key.startswith(keys.QUARANTINE)} == {
         key: data for key, data in before.items() if key not in {item["key"] for item in moved}
     }
-    second = skerry("doctor", folder.as_uri(), "--quarantine", "--json")
+    second = invoke("doctor", folder.as_uri(), "--quarantine", "--json")
     assert json.loads(second.stdout)["moved"] == []
 
 
 def test_sound_run_and_damaged_run_have_nothing_to_move(folder: Path) -> None:
     store = DirectoryStore(folder)
-    assert json.loads(skerry("doctor", folder.as_uri(), "--quarantine", "--json").stdout)["moved"] == []
+    assert json.loads(invoke("doctor", folder.as_uri(), "--quarantine", "--json").stdout)["moved"] == []
     store.delete(keys.contribution(CLOSED - 1, 0, "a"))
-    result = skerry("doctor", folder.as_uri(), "--quarantine", "--json")
+    result = invoke("doctor", folder.as_uri(), "--quarantine", "--json")
     assert (result.exit_code, json.loads(result.stdout)["moved"]) == (1, [])
 
 
 def test_stray_commit_does_not_mislead_other_readers(folder: Path) -> None:
     Forger(DirectoryStore(folder)).commit(keys.MAX_ROUND)
-    [row] = json.loads(skerry("runs", folder.parent.as_uri(), "--json").stdout)["runs"]
+    [row] = json.loads(invoke("runs", folder.parent.as_uri(), "--json").stdout)["runs"]
     assert row["closed"] == CLOSED
