@@ -12,6 +12,7 @@ from tests.infra.kit import brought, failing, wanted
 from tests.support.clocks import FakeClock
 
 from skerry.infra import clouds
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 
@@ -92,7 +93,7 @@ class HomeSuite:
 
     def planned(self, ground: RunContext) -> StoreCloud:
         """The home before any call."""
-        return clouds.open_home(ground.run_uri, FakeClock(), {}, ground.spec.replicas)
+        return clouds.open_home(ground.run_uri, OperatorAccess(FakeClock(), {}, ground.spec))
 
     @pytest.mark.parametrize("what", ["bucket", "repository"])
     def test_brought_resources_are_marked(self, ground: RunContext, what: str) -> None:

@@ -15,6 +15,7 @@ from tests.support.clocks import FakeClock
 import skerry.infra
 from skerry.infra import clouds, targets
 from skerry.infra.cli.estimate_command import estimate_of
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.prepared_deployment import Deployment, prepare
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
     from skerry.testing.sandbox import Sandbox
 
 # Pydantic warns when it serialises a target that the spec does not know.
@@ -191,10 +191,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     def cloud_of(kind: str) -> str:
         return "paper" if kind.startswith(("paper_", "pulp_")) else known_cloud(kind)
 
-    def opened(kind: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Any:
+    def opened(kind: str, access: OperatorAccess) -> Any:
         if kind in ("paper", "pulp"):
             return FakeTarget(PAPER, kind)
-        return known(kind, clock, environment, groups)
+        return known(kind, access)
 
     monkeypatch.setattr(targets, "open_target", opened)
     monkeypatch.setattr(targets, "cloud_of", cloud_of)
@@ -300,7 +300,7 @@ def test_destroy_leaves_nothing_in_any_cloud(tmp_path: Path, skerry_sandbox: San
 def test_every_kind_of_resource_belongs_to_a_known_cloud() -> None:
     known = {*clouds.NAMES, *(options.CLOUD for options in targets.kinds().options)}
     for kind in targets.kinds().deployed:
-        target = targets.open_target(kind, FakeClock(), {})
+        target = targets.open_target(kind, OperatorAccess(FakeClock(), {}))
         assert {targets.cloud_of(handler) for handler in target.handlers()} <= known
     for name in clouds.NAMES:
         assert targets.cloud_of(f"{name}_bucket") == name
@@ -309,8 +309,8 @@ def test_every_kind_of_resource_belongs_to_a_known_cloud() -> None:
 
 
 def test_every_kind_has_one_handler_class() -> None:
-    makers = [targets.open_target(kind, FakeClock(), {}) for kind in targets.kinds().deployed]
-    homes = [clouds.open_home(f"{scheme}://bucket/run", FakeClock(), {}) for scheme in ("s3", "gs")]
+    makers = [targets.open_target(kind, OperatorAccess(FakeClock(), {})) for kind in targets.kinds().deployed]
+    homes = [clouds.open_home(f"{scheme}://bucket/run", OperatorAccess(FakeClock(), {})) for scheme in ("s3", "gs")]
     given: dict[str, set[type[Any]]] = {}
     for maker in (*makers, *homes):
         for kind, handler in maker.handlers().items():

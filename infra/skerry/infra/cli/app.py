@@ -34,11 +34,11 @@ from skerry.infra.cli.common import (
     Verbose,
     as_typed,
     ask_take_over,
-    check_allowed,
     confirm,
     errors_as_exit_codes,
     is_uri,
     load_spec,
+    open_access,
     print_lines,
     run_uri,
     to_json,
@@ -48,6 +48,7 @@ from skerry.infra.cli.export_command import export
 from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.live_run_table import EnduringScreen, open_screen
+from skerry.infra.cli.open_run import open_run
 from skerry.infra.cli.replicate_restore_commands import replicate, restore_run
 from skerry.infra.cli.report_command import report
 from skerry.infra.cli.run_screen import RunScreen
@@ -215,7 +216,7 @@ def up(
             return
         clock = SystemClock()
         with contextlib.suppress(SpecInvalid):  # the next line reports all problems at once
-            check_allowed(load_spec(str(path), overrides or ()))
+            open_access(load_spec(str(path), overrides or ()))
         spec = check_machine_and_store.load(path, targets.kinds(), overrides or (), clock)
         console = Console(stderr=as_json)
         screen = EnduringScreen(
@@ -407,7 +408,7 @@ def destroy(
 
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, RunSettings]:
     """The store and the settings of a run that was started."""
-    store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
+    store = open_run(run, overrides, SystemClock()).store
     return store, run_record.require_settings(store)
 
 

@@ -16,14 +16,15 @@ from skerry.infra.cli.common import (
     errors_as_exit_codes,
     is_uri,
     load_spec,
-    run_uri,
     to_json,
 )
+from skerry.infra.cli.open_run import open_run
 from skerry.infra.run.run_record import require_settings
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.files_saved_by_script import Artifact, fetch, list_artifacts
 from skerry.runtime.output_file import check_output
-from skerry.runtime.store import open_store
+from skerry.runtime.store.retrying import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,7 @@ def artifacts(
         run, name = words[0], words[2] if len(words) == 3 else None
         if words[1:] not in ([], ["list"], ["get", name]):
             raise Invalid("name the file to get: skerry artifacts [RUN] get NAME; or list them: skerry artifacts [RUN]")
-        store = open_store(run_uri(run, overrides or ()))
+        store = open_run(run, overrides or (), SystemClock(), DEADLINE_S).store
         if replica is not None and not is_uri(run):
             replica = load_spec(run, overrides or ()).spec.slot(replica)
         require_settings(store)

@@ -256,6 +256,7 @@ def removal_plan(
     """Returns the plan of a `destroy` without --data, for a file. spec, overrides: of the file."""
     kept = removal.kept_addresses(deployment, planned)
     lines = removal_text.kept_lines(planned, deployment.bucket(), deployment.run, data=False)
+    accounts = read_clouds.read_accounts(deployment)
     return plan_file.SavedPlan(
         spec=spec,
         overrides=overrides,
@@ -265,9 +266,12 @@ def removal_plan(
             mirrors=tuple(mirror.uri for mirror in planned.mirrors),
             bucket=planned.bucket is not None,
         ),
-        binding=binding_of(deployment, planned.state, read_clouds.read_accounts(deployment)),
+        binding=binding_of(deployment, planned.state, accounts),
         changes=tuple(change for change in planned.plan.changes if change.address not in kept),
-        review=plan_file.Review(remarks=tuple((str(line.style), line.plain) for line in lines)),
+        review=plan_file.Review(
+            principals=read_clouds.read_principals(deployment, accounts),
+            remarks=tuple((str(line.style), line.plain) for line in lines),
+        ),
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.spec.model import SpecFile
 
 FAILED: Final = 1
@@ -124,23 +125,26 @@ def load_spec(path: str, overrides: Sequence[str]) -> SpecFile:
 def run_uri(run: str, overrides: Sequence[str]) -> str:
     """The run's own prefix, from its URI or from a spec. A relative file:// URI starts at this folder, as in a spec.
 
-    Raises Unauthorized as `check_allowed`.
+    Raises Unauthorized as `open_access`.
     """
     if not is_uri(run):
         spec = load_spec(run, overrides)
-        check_allowed(spec)
+        open_access(spec)
         return spec.run_uri
     if overrides:
         raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
     return absolute(run)
 
 
-def check_allowed(spec: SpecFile) -> None:
-    """Raise Unauthorized if the spec does not allow the account of a cloud; before anything there is opened."""
+def open_access(spec: SpecFile) -> OperatorAccess:
+    """The operator's sessions with the clouds. Raises Unauthorized if the spec does not allow the account of one."""
     from skerry.infra import clouds  # noqa: PLC0415  as above
+    from skerry.infra.clouds.operator_access import OperatorAccess  # noqa: PLC0415  as above
     from skerry.runtime.clock import SystemClock  # noqa: PLC0415  as above
 
-    clouds.check_allowed(spec, SystemClock(), os.environ)
+    access = OperatorAccess.of(spec, SystemClock(), os.environ)
+    clouds.check_allowed(spec, access)
+    return access
 
 
 def absolute(uri: str) -> str:

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
+from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, to_json
+from skerry.infra.cli.open_run import open_run
 from skerry.infra.number_text import size_text
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.store import open_store
+from skerry.runtime.store.retrying import DEADLINE_S
 
 
 def export(
@@ -34,7 +36,7 @@ def export(
         except ImportError as error:
             raise Invalid(f"export needs torch ({error}): pip install 'skerry[export]'") from error
         check_path(path, force=force)
-        store = open_store(run_uri(run, overrides or ()))
+        store = open_run(run, overrides or (), SystemClock(), DEADLINE_S).store
         with Console(stderr=True).status(f"reading a checkpoint of {store.uri}"):
             written = write(store, path, round_number, force=force)
         if as_json:

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
+from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, to_json
+from skerry.infra.cli.open_run import open_run
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.observe.observer import Observer
 from skerry.infra.run import change_run_settings
 from skerry.infra.run.change_run_settings import WantedChange
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from skerry.infra.observe.run_view import RunView
-
-_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ def extend(
     """Add rounds to a run, or change its outer learning rate and momentum, also after its end."""
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
-        store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
+        store = open_run(run, overrides or (), clock).store
         settings = require_settings(store)
         view = Observer(store, settings, clock).view()
         wanted = WantedChange(rounds=rounds, outer_lr=outer_lr, outer_momentum=outer_momentum, at=at)

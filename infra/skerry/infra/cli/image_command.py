@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path  # noqa: TC003  typer evaluates annotations
 from typing import Annotated, Literal
 
 import typer
 
 from skerry.infra import targets
-from skerry.infra.cli.common import check_allowed, errors_as_exit_codes
+from skerry.infra.cli.common import errors_as_exit_codes, open_access
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.image import push as image_push
 from skerry.infra.local.docker_engine import Engine
 from skerry.infra.spec import model
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
 app = typer.Typer(
@@ -33,7 +36,10 @@ def push(
 ) -> None:
     """Push the image and print its digest, which a spec's `image:` pins. Logs in to ECR and Artifact Registry."""
     with errors_as_exit_codes(service="the registry"):
-        pushed = image_push.push(Engine(), repository, variant, _print_progress, tag=tag, allow_dirty=allow_dirty)
+        access = OperatorAccess(SystemClock(), os.environ)
+        pushed = image_push.push(
+            Engine(), repository, variant, access, _print_progress, tag=tag, allow_dirty=allow_dirty
+        )
         typer.echo(f"image: {pushed}")
 
 
@@ -50,12 +56,12 @@ def ship(
         spec = model.load(path, targets.kinds())
         if not spec.deployed:
             raise Invalid(f"{path} runs on this machine with a local image, so there is nothing to push")
-        check_allowed(spec)
+        access = open_access(spec)
         engine = None if dry else Engine()
         references = {
             repository: f"{repository}@{image_push.UNKNOWN}"
             if engine is None
-            else image_push.push(engine, repository, variant, _print_progress, allow_dirty=allow_dirty)
+            else image_push.push(engine, repository, variant, access, _print_progress, allow_dirty=allow_dirty)
             for repository in image_push.repositories(spec.spec)
         }
         for line in image_push.pins(spec.spec, references):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from skerry.runtime.log.run_record import MirrorSettings
     from skerry.runtime.store import Store
 
-_DEADLINE_S: Final = 20.0
+OPENED_RUN_DEADLINE_S: Final = 20.0
+"""A person waits for each call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,23 @@ class OpenedRun:
     deployment: Deployment | None = None
 
 
-def open_run(run: str, overrides: Sequence[str], clock: Clock) -> OpenedRun:
-    """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials."""
-    if not is_uri(run) and model.load(Path(run), targets.kinds(), overrides).deployed:
-        spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides)
-        deployment = prepare(spec, clock, os.environ)
+def prepare_if_deployed(run: str, overrides: Sequence[str], clock: Clock) -> Deployment | None:
+    """The deployment of a run that is named by a spec for clouds; None for any other name of a run."""
+    if is_uri(run) or not model.load(Path(run), targets.kinds(), overrides).deployed:
+        return None
+    return prepare(check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides), clock, os.environ)
+
+
+def open_run(run: str, overrides: Sequence[str], clock: Clock, deadline_s: float = OPENED_RUN_DEADLINE_S) -> OpenedRun:
+    """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials.
+
+    deadline_s: of a call to another store.
+    """
+    if (deployment := prepare_if_deployed(run, overrides, clock)) is not None:
         move = read_move(deployment)
         store = deployment.open_store() if move is None else deployment.open_source(move.uri)
         return OpenedRun(store=store, deployment=deployment)
-    return OpenedRun(store=open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S))
+    return OpenedRun(store=open_store(run_uri(run, overrides), clock=clock, deadline_s=deadline_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +79,7 @@ def open_places(run: str, overrides: Sequence[str], clock: Clock) -> RunPlaces:
     opened = open_run(run, overrides, clock)
 
     def open_at(uri: str) -> Store:
-        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S)
+        return open_store(uri, clock=clock, deadline_s=OPENED_RUN_DEADLINE_S)
 
     if is_uri(run):
         return RunPlaces(run=opened.store, lines=(), open_at=open_at)

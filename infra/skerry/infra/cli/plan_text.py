@@ -73,6 +73,7 @@ def review_of(planned: Planned, estimate: Estimate, spec: SpecFile, *, verbose: 
     """The parts of a plan that its changes do not show."""
     remarks = [*_remarks(planned, verbose=verbose), *(Text(line) for line in estimate.lines(with_total=False))]
     return Review(
+        principals=planned.resolved.principals,
         table=_table(planned.resolved.rates, spec),
         checks=tuple((str(line.style), line.plain) for line in _check_lines(planned)),
         remarks=tuple((str(line.style), line.plain) for line in remarks),
@@ -88,8 +89,11 @@ def plan_lines(
 
     width: of the terminal, in which reasons are wrapped; None wraps nothing.
     """
-    accounts = ", ".join(f"{cloud} account {account}" for cloud, account in sorted(binding.accounts.items()))
-    yield Text(f"run {binding.run}, in {accounts}", style="bold")
+    accounts = [
+        f"{cloud} account {account}" + (f" as {name}" if (name := review.principals.get(cloud)) else "")
+        for cloud, account in sorted(binding.accounts.items())
+    ]
+    yield Text(f"run {binding.run}, in {', '.join(accounts)}", style="bold")
     yield from (Text(f"  {line}") for line in _columns(review.table))
     acting = [change for change in changes if change.acts]
     yield from change_lines(acting, verbose=verbose, width=width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +20,14 @@ from skerry.infra.cli.common import (
     run_uri,
     to_json,
 )
+from skerry.infra.cli.open_run import OPENED_RUN_DEADLINE_S, prepare_if_deployed
 from skerry.infra.observe.list_runs import ListedRun, list_runs
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.store import list_folders, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_DEADLINE_S: Final = 20.0
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 Place = Annotated[
@@ -42,10 +44,17 @@ class _Runs:
 def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
     """List the runs under a prefix of a store. The latest activity comes first."""
     with errors_as_exit_codes(as_json=as_json):
-        uri = _uri_of(place)
         clock = SystemClock()
         now = datetime.fromisoformat(clock.utc_text()).timestamp()
-        listed = list_runs(uri, clock, now, _DEADLINE_S)
+        path = Path(place)
+        deployment = None if path.is_dir() else prepare_if_deployed(place, (), clock)
+        if deployment is not None:
+            uri = deployment.run.rpartition("/")[0]
+            listed = list_runs(uri, deployment.open_source, deployment.list_folders, now)
+        else:
+            uri = path.resolve().as_uri() if path.is_dir() else _uri_of(place)
+            open_at = functools.partial(open_store, clock=clock, deadline_s=OPENED_RUN_DEADLINE_S)
+            listed = list_runs(uri, open_at, functools.partial(list_folders, clock=clock), now)
         if as_json:
             typer.echo(to_json(_Runs(uri=uri, runs=tuple(listed))))
         elif listed:
@@ -55,10 +64,7 @@ def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
 
 
 def _uri_of(place: str) -> str:
-    if is_uri(place):
-        return absolute(place)
-    path = Path(place)
-    return path.resolve().as_uri() if path.is_dir() else run_uri(place, ()).rpartition("/")[0]
+    return absolute(place) if is_uri(place) else run_uri(place, ()).rpartition("/")[0]
 
 
 def run_lines(listed: Sequence[ListedRun], now: float) -> Iterator[str]:

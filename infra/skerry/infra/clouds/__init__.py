@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from skerry.runtime import store
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target_and_store_interfaces import StoreCloud
-    from skerry.infra.spec.model import Replicas, Spec, SpecFile
+    from skerry.infra.spec.model import Spec, SpecFile
     from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
 
 # The name is the one in identities, price tables, options and kinds of resources. Values: module and URI scheme.
 _CLOUDS: Final = {
@@ -42,8 +45,8 @@ def _rules() -> Sequence[Any]:
     return [importlib.import_module(f"skerry.infra.clouds.{module}.company_rules") for module in ("aws", "google")]
 
 
-def check_allowed(file: SpecFile, clock: Clock, environment: Mapping[str, str], further: Iterable[str] = ()) -> None:
-    """Raise Unauthorized if the credentials are of an account that the spec does not allow.
+def check_allowed(file: SpecFile, access: OperatorAccess, further: Iterable[str] = ()) -> None:
+    """Raise Unauthorized if the operator's access is to an account that the spec does not allow.
 
     Checks the clouds of the run's store, state, mirrors and groups, and `further` ones. Only a cloud with a rule is
     called, and only for the account: all places in a cloud use the same one.
@@ -54,7 +57,7 @@ def check_allowed(file: SpecFile, clock: Clock, environment: Mapping[str, str], 
     for cloud, allowed in {"aws": spec.aws.allowed_accounts, "google": spec.google.allowed_projects}.items():
         if not allowed or cloud not in used.union(further):
             continue
-        account = _open(cloud, clock, environment, spec.replicas).identity()[cloud]
+        account = _open(cloud, access).identity()[cloud]
         if account not in allowed:
             raise Unauthorized(
                 f"{cloud} account {account} is not among those that the spec allows: {', '.join(allowed)}; "
@@ -77,16 +80,32 @@ def is_home(run_uri: str) -> bool:
     return run_uri.partition("://")[0] in {scheme for _, scheme in _CLOUDS.values()}
 
 
-def open_home(
-    run_uri: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()
-) -> StoreCloud:
-    """The cloud that holds a run's store. Makes no calls. Raises as `home_of`.
-
-    groups: of the run's spec; their targets may name the account.
-    """
-    return _open(home_of(run_uri), clock, environment, groups)
+def open_home(run_uri: str, access: OperatorAccess) -> StoreCloud:
+    """The cloud that holds a run's store. Makes no calls. Raises as `home_of`."""
+    return _open(home_of(run_uri), access)
 
 
-def _open(cloud: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas]) -> StoreCloud:
+def open_store(uri: str, access: OperatorAccess, variables: Mapping[str, str], deadline_s: float) -> Store:
+    """The store at a URI, as the principal that all other calls are made as. variables: of its home, for its client."""
+    return store.open_store(uri, deadline_s=deadline_s, **_client(uri, access, variables))
+
+
+def list_folders(uri: str, access: OperatorAccess, variables: Mapping[str, str]) -> Sequence[str]:
+    """The names of the folders directly below a URI, sorted. variables: as `open_store`. Nothing is retried."""
+    return store.list_folders(uri, **_client(uri, access, variables))
+
+
+class _Client(TypedDict):
+    clock: Clock
+    environment: Mapping[str, str]
+    credentials: store.CredentialProvider | None
+
+
+def _client(uri: str, access: OperatorAccess, variables: Mapping[str, str]) -> _Client:
+    credentials = open_home(uri, access).credentials() if is_home(uri) else None
+    return _Client(clock=access.clock, environment={**access.environment, **variables}, credentials=credentials)
+
+
+def _open(cloud: str, access: OperatorAccess) -> StoreCloud:
     module, _ = _CLOUDS[cloud]
-    return importlib.import_module(module).open_home(clock, environment, groups)
+    return importlib.import_module(module).open_home(access)

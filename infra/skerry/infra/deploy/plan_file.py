@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003  a parser reads annotations
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,10 +31,12 @@ FORMAT: Final = 2
 class Review:
     """The parts of a plan for people that are not among its changes.
 
+    principals: the operator's name in each cloud, for the head; not compared, because a colleague may apply a plan.
     table: the groups, with a header, or of a destroy empty. checks, remarks: lines, each with its style. total: the
     cost of all machines and its cap, or "". verbose: with every file of the code.
     """
 
+    principals: Mapping[str, str] = field(default_factory=dict[str, str])
     table: tuple[tuple[str, ...], ...] = ()
     checks: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds, targets
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.cost import prices
 from skerry.infra.cost.mirror_costs import MirrorRoute, route_of
 from skerry.infra.deploy.lock_owner_identity import abandoned
@@ -19,10 +20,9 @@ from skerry.infra.provision.target_and_store_interfaces import RunContext
 from skerry.infra.run import code_archive
 from skerry.infra.spec.model import Byo
 from skerry.runtime.errors import Unauthorized
-from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler
@@ -40,19 +40,21 @@ _DEADLINE_S: Final = 60.0
 class Deployment:
     """A spec whose replicas are jobs, and the objects that reach its clouds.
 
-    home: the cloud of the run's store, and home_name its name. mirror_homes: the clouds of its mirrors, by name, home
-    included. targets: those of the spec, by kind. other_targets: all
-    others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
-    kinds can be created. These functions may look up credentials; each does its work once:
+    access: the sessions with clouds. home: the cloud of the run's store, and home_name its name. mirror_homes: the
+    clouds of its mirrors, by name, home included. targets: those of the spec, by kind. other_targets: all others, which
+    an earlier version of the spec may have named. handlers: by kind of resource, in an order in which kinds can be
+    created. These functions may look up credentials; each does its work once:
     bucket: the resource that holds the run's store; created before all others and deleted after them.
     mirrors: the buckets of mirrors in clouds, each with the URI of the mirror in it. mirror_routes: their traffic.
-    open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror.
+    open_store: opens the run's own prefix. open_source: opens the prefix of another run, or of a mirror. list_folders:
+    the names of folders below a URI in the run's bucket.
     open_state: opens the state, in the run's store or at the spec's `state`.
     check_allowed: raises Unauthorized if the spec does not allow the account of one of these clouds.
     """
 
     spec: SpecFile
     clock: Clock
+    access: OperatorAccess
     code: Bundle
     context: RunContext
     home_name: str
@@ -66,6 +68,7 @@ class Deployment:
     mirror_routes: Callable[[], tuple[MirrorRoute, ...]]
     open_store: Callable[[], Store]
     open_source: Callable[[str], Store]
+    list_folders: Callable[[str], Sequence[str]]
     open_state: Callable[[], StateStore]
     check_allowed: Callable[[Iterable[str]], None]
 
@@ -91,7 +94,8 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     environment: where credentials and endpoints are looked up. Raises Unauthorized if the spec does not allow the
     account of a cloud: nothing else is called before, so no command looks up or changes anything in another account.
     """
-    clouds.check_allowed(spec, clock, environment)
+    access = OperatorAccess.of(spec, clock, environment)
+    clouds.check_allowed(spec, access)
     code = code_archive.pack(spec.code_path)
     context = RunContext(
         spec=spec.spec,
@@ -101,13 +105,10 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         replica_slots=spec.replica_slots,
     )
     groups = spec.spec.replicas
-    home = clouds.open_home(spec.run_uri, clock, environment, groups)
-    mirror_homes = _open_mirror_homes(spec, home, clock, environment)
+    home = clouds.open_home(spec.run_uri, access)
+    mirror_homes = _open_mirror_homes(spec, home, access)
     named_kinds = {group.target.kind for group in groups}
-    opened = {
-        kind: targets.open_target(kind, clock, environment, groups)
-        for kind in sorted(targets.kinds().deployed | named_kinds)
-    }
+    opened = {kind: targets.open_target(kind, access) for kind in sorted(targets.kinds().deployed | named_kinds)}
     named = {kind: target for kind, target in opened.items() if kind in named_kinds}
     others = tuple(target for kind, target in opened.items() if kind not in named_kinds)
     handlers: dict[str, Handler] = {}
@@ -115,12 +116,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         handlers |= place.handlers()
 
     def open_at(uri: str) -> Store:
-        variables = {**environment, **home.environment(context)}
-        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+        return clouds.open_store(uri, access, home.environment(context), _DEADLINE_S)
 
     def open_source(uri: str) -> Store:
         in_home = _bucket_of(uri) == _bucket_of(spec.run_uri)
-        return open_at(uri) if in_home else _open_other(context, clock, environment, uri)
+        return open_at(uri) if in_home else _open_other(context, access, uri)
 
     @functools.cache
     def list_mirrors() -> Mapping[str, Resource]:
@@ -143,6 +143,7 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     return Deployment(
         spec=spec,
         clock=clock,
+        access=access,
         code=code,
         context=context,
         home_name=clouds.home_of(spec.run_uri),
@@ -156,21 +157,19 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         mirror_routes=functools.cache(list_routes),
         open_store=open_run_store,
         open_source=open_source,
+        list_folders=lambda uri: clouds.list_folders(uri, access, home.environment(context)),
         open_state=open_state,
-        check_allowed=functools.partial(clouds.check_allowed, spec, clock, environment),
+        check_allowed=functools.partial(clouds.check_allowed, spec, access),
     )
 
 
-def _open_mirror_homes(
-    spec: SpecFile, home: StoreCloud, clock: Clock, environment: Mapping[str, str]
-) -> dict[str, StoreCloud]:
+def _open_mirror_homes(spec: SpecFile, home: StoreCloud, access: OperatorAccess) -> dict[str, StoreCloud]:
     """The clouds of the mirrors, by name; that of the run's store is `home`."""
     homes: dict[str, StoreCloud] = {}
     for uri in spec.mirrors:
         name = clouds.home_of(uri)
         is_home = name == clouds.home_of(spec.run_uri)
-        groups = spec.spec.replicas
-        homes.setdefault(name, home if is_home else clouds.open_home(uri, clock, environment, groups))
+        homes.setdefault(name, home if is_home else clouds.open_home(uri, access))
     return homes
 
 
@@ -184,16 +183,15 @@ def _mirror_buckets(context: RunContext, spec: SpecFile, homes: Mapping[str, Sto
     return {uri: buckets[name] for uri in spec.mirrors if (name := _bucket_of(uri).partition("://")[2]) in buckets}
 
 
-def _open_other(context: RunContext, clock: Clock, environment: Mapping[str, str], uri: str) -> Store:
+def _open_other(context: RunContext, access: OperatorAccess, uri: str) -> Store:
     """Open a run in another bucket, which may be in another region or in another cloud."""
-    variables = dict(environment)
+    variables: Mapping[str, str] = {}
     if clouds.is_home(uri):
         of_bucket = replace(context, run_uri=uri, spec=context.spec.model_copy(update={"byo": Byo(bucket=True)}))
         # Perhaps only its owner may look up its region; then it is the region of the operator's environment.
         with suppress(Unauthorized):
-            home = clouds.open_home(uri, clock, environment, context.spec.replicas)
-            variables |= home.environment(of_bucket)
-    return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+            variables = clouds.open_home(uri, access).environment(of_bucket)
+    return clouds.open_store(uri, access, variables, _DEADLINE_S)
 
 
 def _bucket_of(uri: str) -> str:

@@ -22,7 +22,7 @@ from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.graph import Resource
@@ -46,13 +46,15 @@ class Resolved:
     """A spec resolved against its clouds.
 
     graph: every resource that the spec needs. rates: the price per hour of each group, and for how long at most.
-    accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all. checks: what
-    `skerry doctor` checks, the images of the jobs included. inputs: of the replicas, by group.
+    accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all. principals: as
+    `read_principals`. checks: what `skerry doctor` checks, the images of the jobs included. inputs: of the replicas, by
+    group.
     """
 
     graph: Graph
     rates: tuple[Rate, ...]
     accounts: Mapping[str, str]
+    principals: Mapping[str, str]
     checks: tuple[Check, ...]
     inputs: Mapping[str, Inputs]
 
@@ -68,6 +70,7 @@ def resolve(deployment: Deployment) -> Resolved:
             graph=graph,
             rates=within(hours, prices),
             accounts=accounts,
+            principals=read_principals(deployment, accounts),
             checks=checking.result(),
             inputs={group.name: deployment.context.inputs(group) for group in deployment.spec.spec.replicas},
         )
@@ -177,6 +180,14 @@ def read_accounts(deployment: Deployment) -> dict[str, str]:
         for cloud, account in place.identity().items():
             accounts.setdefault(cloud, set()).add(account)
     return {cloud: _AND.join(sorted(names)) for cloud, names in accounts.items()}
+
+
+def read_principals(deployment: Deployment, accounts: Iterable[str]) -> dict[str, str]:
+    """The name that the operator has in each cloud: {"aws": "arn:aws:iam::123456789012:user/ada"}.
+
+    A cloud of `accounts` without a session of its own is left out.
+    """
+    return {cloud: name for cloud in accounts if (name := deployment.access.principal(cloud))}
 
 
 def accounts_to_record(state: State | None, accounts: Mapping[str, str]) -> dict[str, str]:

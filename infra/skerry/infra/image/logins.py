@@ -6,22 +6,20 @@ Sources: ECR GetAuthorizationToken; Artifact Registry, "Configure authentication
 from __future__ import annotations
 
 import base64
-import os
 import re
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import HOST
-from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.google.session import Google, access_token
-from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
+
 _ARTIFACT_REGISTRY: Final = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)")
 
 
-def registry_login(repository: str) -> Mapping[str, str] | None:
+def registry_login(repository: str, access: OperatorAccess) -> Mapping[str, str] | None:
     """User name and password for the registry of `repository`; None to use the login stored by `docker login`.
 
     Raises Invalid if the SDK for it is not installed, Unauthorized if there are no credentials.
@@ -29,10 +27,9 @@ def registry_login(repository: str) -> Mapping[str, str] | None:
     host = repository.partition("/")[0]
     if (ecr := HOST.fullmatch(host)) is not None:
         account, region = ecr.groups()
-        aws = Aws(SystemClock(), os.environ)
-        response = aws.call("ecr", region, "get_authorization_token", registryIds=[account])
+        response = access.aws.call("ecr", region, "get_authorization_token", registryIds=[account])
         token = base64.b64decode(response["authorizationData"][0]["authorizationToken"]).decode()
         return dict(zip(("username", "password"), token.split(":", 1), strict=True))
     if _ARTIFACT_REGISTRY.fullmatch(host) is not None:
-        return {"username": "oauth2accesstoken", "password": access_token(Google(SystemClock(), os.environ))}
+        return {"username": "oauth2accesstoken", "password": access.google.login.access_token()}
     return None

@@ -13,6 +13,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.local.docker_engine import Engine
     from skerry.infra.spec.model import Spec
 
@@ -25,6 +26,7 @@ def push(
     engine: Engine,
     repository: str,
     variant: str,
+    access: OperatorAccess,
     on_line: Callable[[str], None],
     *,
     tag: str | None = None,
@@ -54,7 +56,7 @@ def push(
     name = f"{repository}:{tag or f'{commit[:12]}{dirty}-{variant}'}"
     engine.images.tag(reference, name)
     try:
-        return f"{repository}@{engine.images.push(name, registry_login(repository), on_line)}"
+        return f"{repository}@{engine.images.push(name, registry_login(repository, access), on_line)}"
     finally:
         engine.images.remove(name)
 

@@ -12,10 +12,10 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_closed
 from skerry.runtime.log.records import Commit
 from skerry.runtime.log.run_record import Run
-from skerry.runtime.store import list_folders, open_store
 
 if TYPE_CHECKING:
-    from skerry.runtime.clock import Clock
+    from collections.abc import Callable, Sequence
+
     from skerry.runtime.store import Store
 
 RunState: TypeAlias = Literal["finished", "running", "stopped", "not started", "unreadable"]
@@ -39,22 +39,22 @@ class ListedRun:
     last_activity: float | None
 
 
-def list_runs(uri: str, clock: Clock, now: float, deadline_s: float) -> list[ListedRun]:
+def list_runs(
+    uri: str, open_at: Callable[[str], Store], list_names: Callable[[str], Sequence[str]], now: float
+) -> list[ListedRun]:
     """The runs directly below `uri`, the latest activity first; the run at `uri` itself, if it is one.
 
     One listing of folders, and for each run six requests, one for each change of its settings and one for every
-    thousand rounds. now: seconds since the epoch. deadline_s: for each request. Raises what the store raises.
+    thousand rounds. open_at: opens a prefix. list_names: of the folders below one. now: seconds since the epoch. Raises
+    what the store raises.
     """
-
-    def open_at(place: str) -> Store:
-        return open_store(place, clock=clock, deadline_s=deadline_s)
 
     def read_named(name: str) -> ListedRun | None:
         return _read_run(open_at(f"{uri}/{name}"), name, now)
 
     if (run := _read_run(open_at(uri), uri.rpartition("/")[2], now)) is not None:
         return [run]
-    names = list_folders(uri, clock=clock)
+    names = list_names(uri)
     with ThreadPoolExecutor(_STREAMS, thread_name_prefix="runs") as pool:
         listed = pool.map(read_named, names)
         return sorted((run for run in listed if run is not None), key=_by_activity)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
     from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
+    from skerry.runtime.store import CredentialProvider
 
 # With the digest and the longest part that a resource adds, a name stays below the 64 characters of an IAM role.
 _READABLE: Final = 20
@@ -282,6 +283,10 @@ class StoreCloud(Protocol):
 
     def environment(self, context: RunContext, /) -> Mapping[str, str]:
         """The environment variables, credentials excepted, of a process that opens the store."""
+        ...
+
+    def credentials(self) -> CredentialProvider | None:
+        """The credentials for the client of the store in this process; None if it finds those of the environment."""
         ...
 
     def handlers(self) -> Mapping[str, Handler]:

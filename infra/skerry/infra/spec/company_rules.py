@@ -16,6 +16,14 @@ _KEY_ARN = shaped(
     r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+",
     "the ARN of a key, such as arn:aws:kms:us-east-1:123456789012:key/1234abcd",
 )
+_ROLE_ARN = shaped(
+    r"arn:aws[a-z-]*:iam::\d{12}:role/[A-Za-z0-9_+=,.@/-]+",
+    "the ARN of a role, such as arn:aws:iam::123456789012:role/deployer",
+)
+_ACCOUNT_ADDRESS = shaped(
+    r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com",
+    "the address of a service account, such as deployer@acme.iam.gserviceaccount.com",
+)
 _ROLE_PATH = shaped(r"/([A-Za-z0-9_+=,.@-]+/)*", "a path such as /teams/research/")
 _KEY_NAME = shaped(
     r"projects/[a-z0-9-]+/locations/[a-z0-9-]+/keyRings/[A-Za-z0-9_-]+/cryptoKeys/[A-Za-z0-9_-]+",
@@ -24,8 +32,12 @@ _KEY_NAME = shaped(
 
 
 class AwsRules(Section):
-    """The rules of a company for what a run creates in AWS."""
+    """The rules of a company for what a run creates in AWS, and the login of the commands that do so."""
 
+    profile: Annotated[str, Field(min_length=1, examples=["prod"])] | None = None
+    """The profile in `~/.aws/config` whose credentials commands with this spec use, instead of the environment's."""
+    assume_role: Annotated[str, _ROLE_ARN, Field(examples=["arn:aws:iam::123456789012:role/deployer"])] | None = None
+    """The role that commands with this spec assume, for all calls to AWS and for the store. Jobs have other roles."""
     permissions_boundary: (
         Annotated[str, _BOUNDARY_ARN, Field(examples=["arn:aws:iam::123456789012:policy/boundary"])] | None
     ) = None
@@ -39,8 +51,12 @@ class AwsRules(Section):
 
 
 class GoogleRules(Section):
-    """The rules of a company for what a run creates in Google Cloud."""
+    """The rules of a company for what a run creates in Google Cloud, and the login of the commands that do so."""
 
+    impersonate: Annotated[str, _ACCOUNT_ADDRESS, Field(examples=["deployer@acme.iam.gserviceaccount.com"])] | None = (
+        None
+    )
+    """The service account that commands with this spec act as, for all calls to Google Cloud and for the store."""
     kms_key: (
         Annotated[str, _KEY_NAME, Field(examples=["projects/acme/locations/us/keyRings/runs/cryptoKeys/runs"])] | None
     ) = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from skerry.infra.spec.yaml_document import Document, Where
     from skerry.infra.spec_and_store_errors import Problem
@@ -21,6 +21,11 @@ _MOST_TAGS: Final = 20
 _LONGEST_TAG_NAME: Final = 128
 _LONGEST_TAG: Final = 256
 _TAG: Final = re.compile(r"[\w .:/=+@-]*")
+_LOGINS: Final[Mapping[Where, str]] = {
+    ("aws", "profile"): "set AWS_PROFILE",
+    ("aws", "assume_role"): "set AWS_PROFILE to a profile with this role_arn",
+    ("google", "impersonate"): "run `gcloud auth application-default login --impersonate-service-account=ACCOUNT`",
+}
 _NO_KINDS: Final = TargetKinds()
 _RESERVED_TAG: Final = "skerry:"
 
@@ -40,6 +45,7 @@ def _problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
     yield from _mixed_targets(document, kinds)
     yield from _missing_image(document, kinds)
     yield from _limits_without_jobs(document, kinds)
+    yield from _login_without_jobs(document, kinds)
     named = kinds_of_groups(document)
     for options in kinds.options:
         if groups := [index for index, kind in enumerate(named) if kind == options.name()]:
@@ -145,13 +151,29 @@ def _missing_image(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
 
 def _limits_without_jobs(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
     """Only jobs in a cloud enforce limits; on this machine a limit would have no effect."""
-    known = set(kinds.names) - kinds.deployed
-    local = [kind for kind in kinds_of_groups(document) if isinstance(kind, str) and kind in known]
+    local = _kinds_on_this_machine(document, kinds)
     limits = document.value(("limits",))
     if local and isinstance(limits, dict):
         for name in [name for name, value in limits.items() if value is not None]:
             text = f"is enforced only by jobs in a cloud, and replicas of {local[0]} run without one"
             yield document.problem(("limits", name), f"{text}; remove it", key=True)
+
+
+def _login_without_jobs(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
+    """On this machine replicas would open the store with other credentials than the command that starts them."""
+    if not (local := _kinds_on_this_machine(document, kinds)):
+        return
+    for where, instead in _LOGINS.items():
+        if document.value(where) is not None:
+            text = (
+                f"is for commands that start jobs in a cloud; replicas of {local[0]} use your environment's credentials"
+            )
+            yield document.problem(where, f"{text}: remove it, and {instead}", key=True)
+
+
+def _kinds_on_this_machine(document: Document, kinds: TargetKinds) -> list[str]:
+    known = set(kinds.names) - kinds.deployed
+    return [kind for kind in kinds_of_groups(document) if isinstance(kind, str) and kind in known]
 
 
 def as_tags(tags: dict[str, str]) -> dict[str, str]:

@@ -16,11 +16,10 @@ from skerry.infra import clouds
 from skerry.infra.spec.target_kinds import TargetKinds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.target_and_store_interfaces import Target
-    from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 # The class of the options of each kind, in the order of the JSON Schema.
 _OPTIONS: Final = {
@@ -63,6 +62,6 @@ def cloud_of(kind: str) -> str:
     raise LookupError(kind)
 
 
-def open_target(kind: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Target:
-    """Open the target of a deployed kind. groups: all of the run. Does no I/O."""
-    return importlib.import_module(f"{__name__}.{kind}.target").open_target(clock, environment, groups)
+def open_target(kind: str, access: OperatorAccess) -> Target:
+    """Open the target of a deployed kind. Does no I/O."""
+    return importlib.import_module(f"{__name__}.{kind}.target").open_target(access)

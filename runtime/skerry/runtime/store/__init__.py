@@ -5,9 +5,10 @@ meaning of keys. Importing this package loads no client library or SDK; `open_st
 """
 
 from skerry.runtime.store.interface import Data, Entry, FolderStore, Profile, Span, Store, buffers_of, size_of
-from skerry.runtime.store.open import list_folders, open_store
+from skerry.runtime.store.open import CredentialProvider, list_folders, open_store
 
 __all__ = [
+    "CredentialProvider",
     "Data",
     "Entry",
     "FolderStore",

@@ -10,7 +10,7 @@ az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STO
 hf   AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, made for the S3 gateway of Hugging Face's buckets; HF_S3_ENDPOINT
 
 SKERRY_AWS_ROLE and SKERRY_GOOGLE_AUDIENCE, set for a job in another cloud than its bucket, have precedence over all of
-these (`aws_from_google`, `google_from_aws`).
+these (`aws_from_google`, `google_from_aws`). Credentials that the caller passes have precedence over all.
 
 Keys of a role are renewed before they expire. Keys in the environment cannot be renewed.
 """
@@ -23,7 +23,7 @@ import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 from obstore.exceptions import BaseError
@@ -90,21 +90,25 @@ def open_cloud_store(
     prefix: str,
     *,
     environment: Mapping[str, str] | None = None,
+    credentials: S3CredentialProvider | GCSCredentialProvider | None = None,
     stall_s: float = STALL_S,
     bulk_s: float = BULK_S,
 ) -> ObjectStore:
     """The store at `scheme://bucket/prefix`; prefix is empty or ends in `/`. Raises Invalid if it cannot hold a run.
 
     In hf://, `bucket` is the namespace and the prefix begins with the bucket. environment: read for the variables
-    above; obstore and google-auth also read the process's own.
+    above; obstore and google-auth also read the process's own. credentials: of the scheme's cloud, s3 or gs; the others
+    ignore it.
     """
     environment = os.environ if environment is None else environment
     try:
         match scheme:
             case "s3":
-                connector = _s3(bucket, environment, stall_s, bulk_s)
+                own = cast("S3CredentialProvider | None", credentials)
+                connector = _s3(bucket, environment, stall_s, bulk_s, own)
             case "gs":
-                connector = _gcs(bucket, environment, stall_s, bulk_s)
+                token = cast("GCSCredentialProvider | None", credentials)
+                connector = _gcs(bucket, environment, stall_s, bulk_s, token)
             case "az":
                 connector = _azure(bucket, environment, stall_s, bulk_s)
             case "hf":
@@ -124,20 +128,26 @@ def open_cloud_store(
         ) from error
 
 
-def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Connector:
+def _s3(
+    bucket: str,
+    environment: Mapping[str, str],
+    stall_s: float,
+    bulk_s: float,
+    own: S3CredentialProvider | None = None,
+) -> _Connector:
     if bucket.endswith("--x-s3"):
         raise Invalid(f"s3://{bucket} is a directory bucket with unordered listings; use a general purpose bucket")
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoint = next((environment[name] for name in names if environment.get(name)), "")
     is_foreign = aws_from_google(environment) is not None
-    is_fixed = not is_foreign and any(environment.get(name) for name in _FIXED_KEYS)
+    is_fixed = own is None and not is_foreign and any(environment.get(name) for name in _FIXED_KEYS)
     config = _s3_config(bucket, environment, endpoint)
     options = _plain_http(endpoint)
     if ca_bundle := environment.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(ca_bundle).read_bytes()
 
     def connect() -> Clients:
-        provider = None if is_fixed else _s3_provider(environment)
+        provider = None if is_fixed else own or _s3_provider(environment)
 
         def create(times: ClientConfig) -> S3Store:
             return S3Store(
@@ -214,7 +224,13 @@ def _boto3_provider() -> S3CredentialProvider | None:
         return None
 
 
-def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Connector:
+def _gcs(
+    bucket: str,
+    environment: Mapping[str, str],
+    stall_s: float,
+    bulk_s: float,
+    own: GCSCredentialProvider | None = None,
+) -> _Connector:
     # The variable names the JSON API's path of a private endpoint; obstore also uses the XML API.
     endpoint = environment.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", "").rstrip("/").removesuffix("/storage/v1")
     emulator = "" if endpoint else environment.get("STORAGE_EMULATOR_HOST", "")
@@ -226,11 +242,14 @@ def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: fl
     if endpoint:
         config["base_url"] = endpoint
     options = _plain_http(endpoint)
-    is_fixed = not emulator and google_from_aws(environment) is None and bool(environment.get(ACCESS_TOKEN))
+    is_foreign = google_from_aws(environment) is not None
+    is_fixed = not emulator and own is None and not is_foreign and bool(environment.get(ACCESS_TOKEN))
 
     def connect() -> Clients:
         # A provider has precedence over a token.
-        provider = _google_provider(environment, is_emulator=bool(emulator))
+        # An emulator must not receive a person's login.
+        is_own = own is not None and not emulator
+        provider = own if is_own else _google_provider(environment, is_emulator=bool(emulator))
 
         def create(times: ClientConfig) -> GCSStore:
             return GCSStore(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from skerry.runtime.clock import Clock, SystemClock
@@ -18,7 +18,12 @@ from skerry.runtime.structured_logging import emit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from obstore.store import GCSCredentialProvider, S3CredentialProvider
+
     from skerry.runtime.store.interface import Store
+
+CredentialProvider: TypeAlias = "S3CredentialProvider | GCSCredentialProvider"
+"""obstore's own type: called when credentials are about to expire, from any thread."""
 
 URI_FORMS = (
     "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, hf://namespace/bucket/prefix, file:///folder, "
@@ -32,31 +37,40 @@ def open_store(
     clock: Clock | None = None,
     deadline_s: float = DEADLINE_S,
     environment: Mapping[str, str] | None = None,
+    credentials: CredentialProvider | None = None,
 ) -> Retrying:
     """The store at `uri`, with retries and usage counters. Sends no request: the first verb finds missing rights.
 
     Endpoint, region and credentials come from the standard environment of each cloud (see
     `skerry.runtime.store.obstore_clients`). `memory://name` is one store for all callers in this process.
-    deadline_s: how long one call may be retried. environment: replaces the process's own. Raises Invalid for a
-    malformed URI.
+    deadline_s: how long one call may be retried. environment: replaces the process's own. credentials: for s3:// and
+    gs://, instead of those that the environment names. Raises Invalid for a malformed URI.
     """
     clock = clock or SystemClock()
-    return Retrying(_open_plain(uri, clock, environment), clock, deadline_s=deadline_s)
+    return Retrying(_open_plain(uri, clock, environment, credentials), clock, deadline_s=deadline_s)
 
 
-def list_folders(uri: str, *, clock: Clock | None = None) -> Sequence[str]:
+def list_folders(
+    uri: str,
+    *,
+    clock: Clock | None = None,
+    environment: Mapping[str, str] | None = None,
+    credentials: CredentialProvider | None = None,
+) -> Sequence[str]:
     """The names of the folders directly below `uri`, sorted: for people, so nothing is retried.
 
-    One listing of names; a store of another client lists all its objects. Raises what the store raises, and Invalid for
-    a malformed URI.
+    One listing of names; a store of another client lists all its objects. environment, credentials: as `open_store`.
+    Raises what the store raises, and Invalid for a malformed URI.
     """
-    store = _open_plain(uri, clock or SystemClock(), None)
+    store = _open_plain(uri, clock or SystemClock(), environment, credentials)
     if isinstance(store, FolderStore):
         return store.folders()
     return sorted({entry.key.partition("/")[0] for entry in store.list("") if "/" in entry.key})
 
 
-def _open_plain(uri: str, clock: Clock, environment: Mapping[str, str] | None) -> Store:
+def _open_plain(
+    uri: str, clock: Clock, environment: Mapping[str, str] | None, credentials: CredentialProvider | None
+) -> Store:
     parts = urlsplit(uri)
     if not parts.scheme:
         raise Invalid(
@@ -76,7 +90,8 @@ def _open_plain(uri: str, clock: Clock, environment: Mapping[str, str] | None) -
         case "s3" | "gs" | "az" | "hf":
             from skerry.runtime.store.obstore_clients import open_cloud_store  # noqa: PLC0415  loads obstore
 
-            return open_cloud_store(parts.scheme, *_bucket_and_prefix(uri, parts), environment=environment)
+            place = _bucket_and_prefix(uri, parts)
+            return open_cloud_store(parts.scheme, *place, environment=environment, credentials=credentials)
         case scheme if scheme.startswith("fsspec+"):
             from skerry.runtime.store.fsspec_store import open_fsspec_store  # noqa: PLC0415  loads fsspec
 

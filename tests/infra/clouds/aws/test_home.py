@@ -16,6 +16,7 @@ from skerry.infra.clouds.aws.ecr import Repository
 from skerry.infra.clouds.aws.home import AwsHome, open_home
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.provision.graph import Graph
 from skerry.runtime.errors import Invalid
 
@@ -55,7 +56,7 @@ class TestAwsHome(HomeSuite):
 
 
 def test_run_needs_bucket_and_repository(ground: RunContext) -> None:
-    bucket, repository = open_home(FakeClock(), {}).resources(ground)
+    bucket, repository = open_home(OperatorAccess(FakeClock(), {})).resources(ground)
     assert isinstance(bucket, Bucket)
     assert isinstance(repository, Repository)
     assert (bucket.address, bucket.name, bucket.region) == ("aws_bucket.store", "acme-runs", REGION)
@@ -87,8 +88,8 @@ def test_checks_before_an_apply_miss_only_the_image(aws: Aws, ground: RunContext
 def test_bucket_is_in_the_region_of_the_first_group(ground: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    assert open_home(FakeClock(), {"AWS_REGION": "eu-west-1"}).region_of(ground) == REGION
+    assert open_home(OperatorAccess(FakeClock(), {"AWS_REGION": "eu-west-1"})).region_of(ground) == REGION
     nowhere = replace(ground, spec=ground.spec.model_copy(update={"replicas": ()}))
     with pytest.raises(Invalid, match="so the bucket has no region; set AWS_REGION"):
-        open_home(FakeClock(), {}).region_of(nowhere)
-    assert open_home(FakeClock(), {"AWS_REGION": "eu-west-1"}).region_of(nowhere) == "eu-west-1"
+        open_home(OperatorAccess(FakeClock(), {})).region_of(nowhere)
+    assert open_home(OperatorAccess(FakeClock(), {"AWS_REGION": "eu-west-1"})).region_of(nowhere) == "eu-west-1"

@@ -10,6 +10,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra import clouds
 from skerry.infra.clouds.disk.home import folder_of
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.provision.handler import Condition, Desired
 from skerry.runtime.errors import Invalid
 
@@ -26,7 +27,7 @@ def context_of(folder: Path, store: Path) -> RunContext:
 
 def test_missing_folder_is_usable_and_a_file_is_not(tmp_path: Path) -> None:
     context = context_of(tmp_path, tmp_path / "shared disk" / "runs")
-    home = clouds.open_home(context.run_uri, FakeClock(), {})
+    home = clouds.open_home(context.run_uri, OperatorAccess(FakeClock(), {}))
     (resource,) = home.resources(context)
     assert (resource.address, resource.name, resource.brought) == (
         "disk_folder.store",
@@ -49,7 +50,7 @@ def test_delete_and_empty_leave_the_folder_as_it_is(tmp_path: Path) -> None:
     context = context_of(tmp_path, tmp_path / "runs")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "of-another-run").touch()
-    home = clouds.open_home(context.run_uri, FakeClock(), {})
+    home = clouds.open_home(context.run_uri, OperatorAccess(FakeClock(), {}))
     (resource,) = home.resources(context)
     record = Desired(resource=resource, generation=0, run=context.run_uri, settings={}).to_record({})
     home.handlers()["disk_folder"].delete(record)

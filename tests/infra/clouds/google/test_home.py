@@ -19,10 +19,11 @@ from skerry.infra import clouds
 from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import Repository
 from skerry.infra.clouds.google.gcs import Bucket, Buckets
-from skerry.infra.clouds.google.home import GoogleHome, open_home, project_of
+from skerry.infra.clouds.google.home import GoogleHome, open_home
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import Pool, Provider
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.provision.graph import Graph
 from skerry.runtime.errors import Invalid
 
@@ -90,7 +91,7 @@ class TestGoogleHome(HomeSuite):
 
 
 def test_run_needs_bucket_service_and_repository(ground: RunContext) -> None:
-    home = clouds.open_home(RUN, FakeClock(), {}, ground.spec.replicas)
+    home = clouds.open_home(RUN, OperatorAccess(FakeClock(), {}, ground.spec))
     bucket, registry, repository = home.resources(ground)
     assert isinstance(bucket, Bucket)
     assert isinstance(repository, Repository)
@@ -102,11 +103,9 @@ def test_run_needs_bucket_service_and_repository(ground: RunContext) -> None:
 
 
 def test_project_comes_from_spec_or_environment(ground: RunContext) -> None:
-    assert project_of(ground.spec.replicas) == PROJECT
-    assert project_of(()) is None
     given = {"GOOGLE_CLOUD_PROJECT": "of-the-environment"}
-    assert open_home(FakeClock(), given, ground.spec.replicas).google.project == PROJECT
-    assert open_home(FakeClock(), given).google.project == "of-the-environment"
+    assert open_home(OperatorAccess(FakeClock(), given, ground.spec)).google.project == PROJECT
+    assert open_home(OperatorAccess(FakeClock(), given)).google.project == "of-the-environment"
 
 
 def test_checks_before_an_apply_pass(google: Google, ground: RunContext) -> None:
@@ -149,11 +148,11 @@ def test_pool_permissions_are_needed_only_for_jobs_on_aws(
 
 def test_bucket_is_in_a_region_of_google(batch: Any, ground: RunContext) -> None:
     aws = replace(ground, spec=ground.spec.model_copy(update={"replicas": (batch,)}))
-    assert open_home(FakeClock(), {}).region_of(ground) == REGION
-    assert open_home(FakeClock(), {"CLOUDSDK_COMPUTE_REGION": "us-east1"}).region_of(aws) == "us-east1"
-    assert open_home(FakeClock(), {}).region_of(brought(aws, bucket=True)) == ""
+    assert open_home(OperatorAccess(FakeClock(), {})).region_of(ground) == REGION
+    assert open_home(OperatorAccess(FakeClock(), {"CLOUDSDK_COMPUTE_REGION": "us-east1"})).region_of(aws) == "us-east1"
+    assert open_home(OperatorAccess(FakeClock(), {})).region_of(brought(aws, bucket=True)) == ""
     with pytest.raises(Invalid, match=r"set CLOUDSDK_COMPUTE_REGION, or create the bucket"):
-        open_home(FakeClock(), {}).region_of(aws)
+        open_home(OperatorAccess(FakeClock(), {})).region_of(aws)
 
 
 def test_brought_bucket_needs_uniform_access(google: Google, ground: RunContext) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.infra.targets.hf_jobs.kit import context_of
 from tests.support.clocks import FakeClock
 
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.targets.hf_jobs import checks
 from skerry.infra.targets.hf_jobs.options import gpus_of
 from skerry.infra.targets.hf_jobs.target import open_target
@@ -51,7 +52,7 @@ def test_every_mistake_is_named_with_its_correction(api: Hub, environment: dict[
 
 def test_price_is_that_of_the_api(environment: dict[str, str], tmp_path: Path, huggingface: HuggingFaceSandbox) -> None:
     context = context_of(tmp_path, "flavor: a10g-largex2, max_runtime: 6h")
-    target = open_target(FakeClock(), environment, context.spec.replicas)
+    target = open_target(OperatorAccess(FakeClock(), environment, context.spec))
     (rate,) = target.rates(context, context.spec.replicas)
     assert (rate.per_hour, rate.count, rate.cap_hours, rate.each_start) == (pytest.approx(6.0), 2, 6.0, True)
     huggingface.fail(how="deny", on="huggingface:ListHardware")

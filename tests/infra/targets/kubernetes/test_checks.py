@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.infra.targets.kubernetes.kit import EXAMPLE, context_of, graph_of
 
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.targets.kubernetes import checks, unknown_costs
 from skerry.infra.targets.kubernetes.target import open_target
 from skerry.runtime.errors import Invalid
@@ -95,7 +96,7 @@ def test_plan_is_bound_to_the_namespaces_of_the_run(
     sandbox: KubernetesSandbox, cluster: Cluster, tmp_path: Path
 ) -> None:
     context = context_of(tmp_path)
-    target = open_target(cluster.clock, sandbox.environment, context.spec.replicas)
+    target = open_target(OperatorAccess(cluster.clock, sandbox.environment, context.spec))
     uid = sandbox.objects.get("namespaces", "", "train")["metadata"]["uid"]
     assert target.identity() == {"kubernetes/train": uid}
 

@@ -8,6 +8,7 @@ from tests.infra.targets.vertex.kit import PROJECT, context_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.cost import prices
 from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates
@@ -164,7 +165,7 @@ def test_image_is_checked_if_the_store_is_in_another_cloud(google: Google, tmp_p
 def test_project_of_the_spec_overrides_the_environment(sandbox: GoogleSandbox, tmp_path: Path) -> None:
     context = context_of(tmp_path)
     environment = {**sandbox.environment, "GOOGLE_CLOUD_PROJECT": "another-one"}
-    target = open_target(FakeClock(), environment, context.spec.replicas)
+    target = open_target(OperatorAccess(FakeClock(), environment, context.spec))
     assert target.identity() == {"google": PROJECT}
     resources = target.resources(context, context.spec.replicas)
     assert {resource.project for resource in resources if isinstance(resource, Job)} == {PROJECT}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.aws.ecr import Repositories, Repository, fetched, image_in_ecr, read_manifest
 from skerry.infra.clouds.aws.policies import DECISIVE
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
-from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import bucket_check, guarded_check, image_check
 from skerry.infra.clouds.handler_helpers import split_run_uri
@@ -19,11 +18,12 @@ from skerry.runtime.log import keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.store_credentials import StoreCredentials
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 STORE: Final = "store"
 """The bucket's key: its address is aws_bucket.store."""
@@ -33,9 +33,9 @@ CLOUD: Final = "aws"
 _PROBE_DAYS: Final = 1
 
 
-def open_home(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> AwsHome:
+def open_home(access: OperatorAccess) -> AwsHome:
     """The home of runs with a store in s3://. Makes no calls. The account is the credentials' own."""
-    return AwsHome(Aws(clock, environment))
+    return AwsHome(access.aws)
 
 
 class AwsHome:
@@ -84,6 +84,10 @@ class AwsHome:
             look = Buckets(self.aws).look(place(context.run_uri)[0], region)
             region = region if look is None else look.region
         return {"AWS_REGION": region}
+
+    def credentials(self) -> StoreCredentials | None:
+        """See StoreCloud.credentials."""
+        return self.aws.store_credentials()
 
     def handlers(self) -> Mapping[str, Handler]:
         """See StoreCloud.handlers."""

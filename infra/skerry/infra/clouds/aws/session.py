@@ -9,15 +9,17 @@ Source: Batch user guide, "AWS Batch service quotas".
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import itertools
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.aws.errors import THROTTLED, Kind, action_of, kind_of
 from skerry.infra.clouds.handler_helpers import Absent
+from skerry.infra.clouds.store_credentials import StoreCredentials
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
@@ -39,6 +41,12 @@ _CONNECTIONS: Final = 32
 _BETWEEN: Final = Backoff(first=0.5, cap=10.0)
 # A thousand submissions at the account's 50 a second take 20 s, and other users may take most of the 50.
 _PATIENCE_S: Final = 300.0
+
+# The characters that AWS refuses in the name of a session.
+_NOT_IN_A_NAME: Final = re.compile(r"[^\w+=,.@-]+", re.ASCII)
+_LONGEST_NAME: Final = 64
+# The code of STS for a role that these credentials may not assume, also for one that does not exist.
+_DENIED: Final = "AccessDenied"
 
 # The services' names in endpoint variables, where they are not in upper case.
 _IN_VARIABLES: Final = {"logs": "CLOUDWATCH_LOGS"}
@@ -92,10 +100,25 @@ class Account:
     partition: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """The login that a spec names: a profile instead of the environment's credentials, then a role that they assume.
+
+    role: its ARN. name: of the session, in AWS's own records. profile_place, role_place: in the spec, for errors.
+    """
+
+    profile: str | None = None
+    role: str | None = None
+    name: str = "skerry"
+    profile_place: str = "aws.profile"
+    role_place: str = "aws.assume_role"
+
+
 class Aws:
     """Calls to one AWS account. Thread-safe; makes no calls before the first use.
 
-    environment: has credentials, profile, region and endpoints; boto3 looks up the missing ones itself.
+    environment: has credentials, profile, region and endpoints; boto3 looks up the missing ones itself. login: has
+    precedence over its credentials and its profile.
     client_made: called with every new client, so that a test can observe its calls.
     """
 
@@ -103,11 +126,13 @@ class Aws:
         self,
         clock: Clock,
         environment: Mapping[str, str],
+        login: Login | None = None,
         *,
         client_made: Callable[[str, Any], None] = lambda _service, _client: None,
     ) -> None:
         self.clock = clock
         self._environment = dict(environment)
+        self._login = login or Login()
         self._client_made = client_made
         # boto3 sessions are not thread-safe, clients are.
         self._making = threading.RLock()
@@ -224,22 +249,77 @@ class Aws:
             self._session = self._new_session()
         return self._session
 
+    def store_credentials(self) -> StoreCredentials | None:
+        """The credentials for a store's client; None without a login, because it finds the environment's own itself.
+
+        They raise as `call`.
+        """
+        return None if self._login == Login() else StoreCredentials(self._keys, self.clock)
+
+    def _keys(self) -> Mapping[str, str | None]:
+        with _Translated("sts", "session"):
+            with self._making:
+                credentials = self._opened().get_credentials()
+            if credentials is None:
+                raise Unauthorized(f"no AWS credentials in the profile {self._login.profile}; log in, then try again")
+            keys = credentials.get_frozen_credentials()
+        return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, "token": keys.token}
+
     def _new_session(self) -> Any:
         try:
             import boto3  # noqa: PLC0415  only deployments to AWS need it  # pyright: ignore[reportMissingTypeStubs]
             import botocore.session  # noqa: PLC0415  same
+            from botocore.exceptions import ProfileNotFound  # noqa: PLC0415  same
         except ImportError as error:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
-        key = self._environment.get("AWS_ACCESS_KEY_ID") or None
+        login = self._login
+        key = None if login.profile else self._environment.get("AWS_ACCESS_KEY_ID") or None
         base: Any = botocore.session.get_session()  # pyright: ignore[reportUnknownMemberType]
         base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
-        return boto3.Session(
-            botocore_session=base,
-            aws_access_key_id=key,
-            aws_secret_access_key=self._environment.get("AWS_SECRET_ACCESS_KEY") if key else None,
-            aws_session_token=self._environment.get("AWS_SESSION_TOKEN") or None if key else None,
-            profile_name=None if key else self._environment.get("AWS_PROFILE") or None,
-        )
+        profile = login.profile or (None if key else self._environment.get("AWS_PROFILE") or None)
+        if login.role is not None:
+            base.register_component("credential_provider", self._assumed(login))
+            key = None
+        try:
+            return boto3.Session(
+                botocore_session=base,
+                aws_access_key_id=key,
+                aws_secret_access_key=self._environment.get("AWS_SECRET_ACCESS_KEY") if key else None,
+                aws_session_token=self._environment.get("AWS_SESSION_TOKEN") or None if key else None,
+                profile_name=profile,
+            )
+        except ProfileNotFound as error:
+            if login.profile is None:
+                raise
+            advice = f"write one that exists, or run `aws configure sso --profile {login.profile}`"
+            raise Invalid(f"{login.profile_place}: {error} on this machine; {advice}") from error
+
+    def _assumed(self, login: Login) -> _CredentialSource:
+        """The keys of the role, which botocore asks for anew before they expire."""
+        from botocore.credentials import DeferredRefreshableCredentials  # noqa: PLC0415  as in `_new_session`
+
+        source = Aws(self.clock, self._environment, replace(login, role=None), client_made=self._client_made)
+        name = _NOT_IN_A_NAME.sub("-", login.name)[:_LONGEST_NAME]
+
+        def fetch() -> dict[str, str]:
+            try:
+                response = source.call("sts", "", "assume_role", RoleArn=login.role, RoleSessionName=name)
+            except (Invalid, Unauthorized) as error:
+                advice = "; allow them sts:AssumeRole on the role, and name them in its trust policy"
+                text = f"{login.role_place}: {error}{advice if code_of(error) == _DENIED else ''}"
+                raise type(error)(text) from error.__cause__
+            keys = response["Credentials"]
+            return {
+                "access_key": keys["AccessKeyId"],
+                "secret_key": keys["SecretAccessKey"],
+                "token": keys["SessionToken"],
+                "expiry_time": keys["Expiration"].isoformat(),
+            }
+
+        def now() -> dt.datetime:
+            return dt.datetime.fromisoformat(self.clock.utc_text())
+
+        return _CredentialSource(DeferredRefreshableCredentials(fetch, "assume-role", time_fetcher=now))
 
     def _attempts(self) -> int:
         attempts = self._environment.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS
@@ -258,6 +338,17 @@ class Aws:
             return region
         with self._making, _Translated("sts", "session"):
             return self._opened().region_name or None
+
+
+@dataclass(frozen=True)
+class _CredentialSource:
+    """The part of botocore's CredentialResolver that a session uses."""
+
+    credentials: Any
+
+    def load_credentials(self) -> Any:
+        """Called once by a session."""
+        return self.credentials
 
 
 @functools.cache

@@ -19,19 +19,19 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.store_credentials import StoreCredentials
     from skerry.infra.provision.handler import Desired, Handler, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 STORE: Final = "store"
 """The folder's key: its address is disk_folder.store."""
 _REGION: Final = "a shared folder"
 
 
-def open_home(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> DiskHome:
+def open_home(access: OperatorAccess) -> DiskHome:
     """Open the home of runs with a store in file://."""
-    del clock, environment, groups
+    del access
     return DiskHome()
 
 
@@ -64,6 +64,10 @@ class DiskHome:
         """See StoreCloud.environment."""
         del context
         return {}
+
+    def credentials(self) -> StoreCredentials | None:
+        """See StoreCloud.credentials. A disk needs none."""
+        return None
 
     def handlers(self) -> Mapping[str, Handler]:
         """See StoreCloud.handlers."""

@@ -21,7 +21,7 @@ from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.secret_bindings import SecretBinding, SecretBindings
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceAccounts
 from skerry.infra.clouds.google.services import Service, Services, service
-from skerry.infra.clouds.google.session import Disabled, Google
+from skerry.infra.clouds.google.session import Disabled
 from skerry.infra.clouds.google.workload_identity import Pool, Pools, Provider, Providers
 from skerry.infra.clouds.handler_helpers import Absent, split_run_uri
 from skerry.infra.provision.target_and_store_interfaces import Check
@@ -31,11 +31,12 @@ from skerry.runtime.log import keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.google.session import Google
+    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.store_credentials import StoreCredentials
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 STORE: Final = "store"
 """The bucket's key: its address is google_bucket.store."""
@@ -47,16 +48,9 @@ REGION: Final = "CLOUDSDK_COMPUTE_REGION"
 _PROBE_DAYS: Final = 1
 
 
-def open_home(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> GoogleHome:
-    """The home of runs with a store in gs://. Makes no calls. groups: the first one with a project sets it."""
-    google = Google(clock, environment, project=project_of(groups))
-    return GoogleHome(google, region=environment.get(REGION) or None)
-
-
-def project_of(groups: Sequence[Replicas]) -> str | None:
-    """The first project in the groups' targets; None without one."""
-    named = (getattr(group.target, "project", None) for group in groups)
-    return next((project for project in named if isinstance(project, str) and project), None)
+def open_home(access: OperatorAccess) -> GoogleHome:
+    """The home of runs with a store in gs://. Makes no calls."""
+    return GoogleHome(access.google, region=access.environment.get(REGION) or None)
 
 
 class GoogleHome:
@@ -103,6 +97,10 @@ class GoogleHome:
         """See StoreCloud.environment. A bucket is found by its name in any region."""
         del context
         return {}
+
+    def credentials(self) -> StoreCredentials | None:
+        """See StoreCloud.credentials."""
+        return self.google.login.store_credentials(self.google.clock)
 
     def handlers(self) -> Mapping[str, Handler]:
         """See StoreCloud.handlers. Targets return the same ones."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from skerry.infra.clouds.google.errors import Kind, Refusal, failure, kind_of, parse_refusal
+from skerry.infra.clouds.google.login import QUOTA, Login
 from skerry.infra.clouds.handler_helpers import Absent, wait_for
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
@@ -25,15 +26,10 @@ from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Una
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.google.login import Impersonation
     from skerry.infra.provision.graph import Json
     from skerry.runtime.clock import Clock
 
-TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  the name of a variable
-"""gcloud's own variable for an access token, instead of the default credentials."""
-
-_SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
-# google-auth's own variable for the project that calls are counted for.
-_QUOTA: Final = "GOOGLE_CLOUD_QUOTA_PROJECT"
 # Google's own projects, for user logins with gcloud without a quota project; most services refuse them.
 _SHARED: Final = frozenset({"764086051850", "32555940559"})
 _PROJECTS: Final = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -98,8 +94,8 @@ class Google:
     """Calls to one project. Thread-safe; makes no calls before the first use.
 
     environment: has token, project and endpoints; google-auth finds credentials in the process's own environment.
-    project: overrides that of the environment. heard: called with "before" and "after" and each request, so that a test
-    can observe the calls.
+    project: overrides that of the environment. impersonation: all calls are made as its account. heard: called with
+    "before" and "after" and each request, so that a test can observe the calls.
     """
 
     def __init__(
@@ -108,6 +104,7 @@ class Google:
         environment: Mapping[str, str],
         *,
         project: str | None = None,
+        impersonation: Impersonation | None = None,
         heard: Callable[[str, str], None] = lambda _when, _what: None,
     ) -> None:
         self.clock = clock
@@ -116,8 +113,7 @@ class Google:
         self._heard = heard
         self._making = threading.RLock()
         self._session: Any = None
-        self._credentials: Any = None
-        self._default_project: str | None = None
+        self.login: Final = Login(self._environment, impersonation, self.endpoint("iamcredentials"))
         self._identity: Identity | None = None
         self._identifying = False
         self._enabled_s: dict[str, float] = {}
@@ -145,8 +141,7 @@ class Google:
                     project, number = self._project_and_number()
                 finally:
                     self._identifying = False
-                principal = _principal(self.credentials, self._environment.get(TOKEN))
-                self._identity = Identity(project=project, number=number, principal=principal)
+                self._identity = Identity(project=project, number=number, principal=self.login.principal())
             return self._identity
 
     def call(
@@ -245,12 +240,6 @@ class Google:
         what = f"{urlsplit(url).hostname} GET {urlsplit(url).path}"
         return self._tried("artifactregistry", what, "GET", url, headers={"Accept": media_type}).content
 
-    @property
-    def credentials(self) -> Any:
-        """The credentials of google-auth, for the vendor's own SDK."""
-        self._opened()
-        return self._credentials
-
     def endpoint(self, service: str, path: str = "") -> str:
         """The address of a service, without a slash at its end. path: for aiplatform, has the region."""
         override = self._environment.get(_ENDPOINT.format(service.upper()))
@@ -272,7 +261,7 @@ class Google:
 
     def _known_project(self) -> str:
         from_environment = next((self._environment[name] for name in _PROJECTS if self._environment.get(name)), "")
-        return self._named or from_environment or self._default_project or ""
+        return self._named or from_environment or self.login.default_project or ""
 
     def _request(
         self,
@@ -326,7 +315,7 @@ class Google:
         except auth.TransportError as error:
             raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except auth.GoogleAuthError as error:
-            raise unauthorized(error) from error
+            raise self.login.unauthorized(error) from error
         except (requests.ConnectTimeout, requests.ProxyError) as error:
             raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
@@ -374,41 +363,8 @@ class Google:
             return self._session
 
     def _new_session(self) -> Any:
-        try:
-            transport = importlib.import_module("google.auth.transport.requests")
-        except ImportError as error:
-            raise Invalid("Google Cloud needs google-auth and requests: pip install 'skerry[gcp]'") from error
-        self._credentials, self._default_project = self._found_credentials()
-        return transport.AuthorizedSession(self._credentials)
-
-    def _found_credentials(self) -> tuple[Any, str | None]:
-        if token := self._environment.get(TOKEN):
-            credentials_type = importlib.import_module("google.oauth2.credentials").Credentials
-            return credentials_type(token=token, quota_project_id=self._environment.get(_QUOTA) or None), None
-        auth = importlib.import_module("google.auth")
-        try:
-            return auth.default(scopes=_SCOPES)
-        except auth.exceptions.GoogleAuthError as error:
-            raise unauthorized(error) from error
-
-
-def access_token(google: Google) -> str:
-    """An access token that is valid now, for a registry. Raises Unauthorized."""
-    credentials = google.credentials
-    if not credentials.valid:
-        try:
-            credentials.refresh(importlib.import_module("google.auth.transport.requests").Request())
-        except importlib.import_module("google.auth.exceptions").GoogleAuthError as error:
-            raise unauthorized(error) from error
-    return str(credentials.token)
-
-
-def _principal(credentials: Any, token: str | None) -> str:
-    """The name in the credentials; user logins have none."""
-    for name in ("service_account_email", "account"):
-        if principal := getattr(credentials, name, ""):
-            return str(principal)
-    return "the token's owner" if token else "your own login"
+        credentials = self.login.credentials
+        return importlib.import_module("google.auth.transport.requests").AuthorizedSession(credentials)
 
 
 def refused(error: BaseException) -> Refusal | None:
@@ -431,14 +387,6 @@ def _was_not_executed(error: Exception) -> bool:
     )
 
 
-def unauthorized(error: Exception) -> Unauthorized:
-    """The error for an error of google-auth: there are no valid credentials."""
-    return Unauthorized(
-        f"no valid credentials of Google Cloud: {error}; run `gcloud auth application-default login`, or set "
-        f"GOOGLE_APPLICATION_CREDENTIALS or {TOKEN}"
-    )
-
-
 _ERRORS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
     Kind.BUSY: (Retryable, "Google is busy, or a quota is used up: {}"),
     Kind.EXPIRED: (Unauthorized, "these credentials are not valid or have expired: {}; log in again"),
@@ -451,7 +399,7 @@ _ERRORS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
 def _disabled(name: str, project: str, consumer: str, *, is_ours: bool | None) -> SkerryError:
     """The error for a service that is disabled in the project that the call was counted for."""
     other = (
-        f"run `gcloud auth application-default set-quota-project {project}`, or set {_QUOTA}={project}; this needs the "
+        f"run `gcloud auth application-default set-quota-project {project}`, or set {QUOTA}={project}; this needs the "
         "permission serviceusage.services.use"
     )
     if is_ours is False:

@@ -28,16 +28,16 @@ from skerry.infra.targets.shared.aws_target import AwsTarget
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> AwsBatch:
-    """Open the target `aws_batch`, with the credentials in `environment`. Does no I/O."""
-    return AwsBatch.open(clock, environment)
+def open_target(access: OperatorAccess) -> AwsBatch:
+    """Open the target `aws_batch`. Does no I/O."""
+    return AwsBatch.open(access)
 
 
 class AwsBatch(AwsTarget):

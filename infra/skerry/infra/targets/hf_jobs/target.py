@@ -16,28 +16,27 @@ from skerry.runtime.errors import Invalid, SkerryError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> HuggingFace:
-    """Open the target `hf_jobs`, with the token in `environment`. Does no I/O."""
-    return HuggingFace(clock, environment, groups)
+def open_target(access: OperatorAccess) -> HuggingFace:
+    """Open the target `hf_jobs`, with the token in the environment. Does no I/O."""
+    return HuggingFace(access)
 
 
 class HuggingFace:
-    """See Target. groups: of the run."""
+    """See Target."""
 
     job_kind: Final = Job.KIND
 
-    def __init__(self, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas]) -> None:
-        self._environment = environment
-        self._groups = groups
-        self._hub = Hub(clock, environment)
-        self._service = HfJobs(self._hub, environment)
+    def __init__(self, access: OperatorAccess) -> None:
+        self._access = access
+        self._hub = Hub(access.clock, access.environment)
+        self._service = HfJobs(self._hub, access.environment)
 
     def identity(self) -> Mapping[str, str]:
         """See Target.identity. The spec names the namespace of the jobs, so every user reaches the same ones."""
@@ -45,7 +44,7 @@ class HuggingFace:
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources."""
-        home = clouds.open_home(context.run_uri, self._hub.clock, self._environment, self._groups)
+        home = clouds.open_home(context.run_uri, self._access)
         return build_resources(context, groups, home.environment(context))
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -68,7 +67,7 @@ class HuggingFace:
     def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
         del context
-        return checks.checks(self._hub, self._environment, groups)
+        return checks.checks(self._hub, self._access.environment, groups)
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""

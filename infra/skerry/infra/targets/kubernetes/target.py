@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
 from skerry.infra.clouds.aws.iam import Role, Roles
-from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.google import home as google_home
-from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.spec.store_uri import FILE
 from skerry.infra.targets.kubernetes import checks, job_views, unknown_costs
@@ -26,37 +25,34 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.kubernetes.resource_graph import Trust
     from skerry.infra.targets.kubernetes.store_identity import StoreIdentity
-    from skerry.runtime.clock import Clock
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Kubernetes:
+def open_target(access: OperatorAccess) -> Kubernetes:
     """Open the target `kubernetes`, in the cluster that the groups name. Does no I/O."""
-    own = [group.target for group in groups if isinstance(group.target, KubernetesTarget)]
-    cluster = Cluster(clock, environment, own[0].context if own else None)
+    own = [group.target for group in access.groups if isinstance(group.target, KubernetesTarget)]
+    cluster = Cluster(access.clock, access.environment, own[0].context if own else None)
     namespaces = tuple(dict.fromkeys(target.namespace for target in own))
-    google = Google(clock, environment, project=google_home.project_of(groups))
-    return Kubernetes(cluster, namespaces, clouds_of_store=CloudsOfStore(clock, environment, groups, google))
+    return Kubernetes(cluster, namespaces, clouds_of_store=CloudsOfStore(access))
 
 
 class CloudsOfStore:
     """The clouds that may hold the store, and what they trust. Makes no calls when it is built."""
 
-    def __init__(
-        self, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas], google: Google
-    ) -> None:
-        self._open = clock, environment, groups
-        self.aws = Aws(clock, environment)
-        self.google = google
+    def __init__(self, access: OperatorAccess) -> None:
+        self._access = access
+        self.aws = access.aws
+        self.google = access.google
 
     def variables(self, context: RunContext) -> Mapping[str, str]:
         """The variables that a process needs to open the store, without credentials."""
-        return clouds.open_home(context.run_uri, *self._open).environment(context)
+        return clouds.open_home(context.run_uri, self._access).environment(context)
 
     def trust(self, cluster: Cluster, context: RunContext) -> Trust | None:
         """Give a replica without a Secret its access to the store. Asks the cluster for the issuer of its tokens.

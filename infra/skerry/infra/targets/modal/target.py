@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
 from skerry.infra.clouds.aws.iam import Role, Roles
-from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.aws.session import Account
 from skerry.infra.cost import prices
 from skerry.infra.targets.modal import checks, costs
 from skerry.infra.targets.modal.labelled_jobs_service import Apps, ModalSandboxes
@@ -20,29 +20,29 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Modal:
+def open_target(access: OperatorAccess) -> Modal:
     """Open the target `modal`, with the token of the SDK. Does no I/O, and imports no SDK."""
-    return Modal(clock, environment, groups)
+    return Modal(access)
 
 
 class Modal:
-    """See Target. groups: of the run."""
+    """See Target."""
 
     job_kind: Final = Job.KIND
 
-    def __init__(self, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas]) -> None:
-        self._open = clock, environment, groups
-        self._workspace = ModalWorkspace(clock, environment)
+    def __init__(self, access: OperatorAccess) -> None:
+        self._access = access
+        self._aws = access.aws
+        self._workspace = ModalWorkspace(access.clock, access.environment)
         self._service = ModalSandboxes(self._workspace)
-        self._aws = Aws(clock, environment)
-        self._own_prices = prices.own_file(environment)
+        self._own_prices = prices.own_file(access.environment)
 
     def identity(self) -> Mapping[str, str]:
         """See Target.identity: the workspace."""
@@ -54,7 +54,7 @@ class Modal:
         if any(ModalTarget.of(group).workspace is not None for group in groups):
             caller = self._aws.identity()
             account = Account(number=caller.account, partition=caller.partition)
-        home = clouds.open_home(context.run_uri, *self._open)
+        home = clouds.open_home(context.run_uri, self._access)
         return build_resources(context, groups, home.environment(context), account)
 
     def handlers(self) -> Mapping[str, Handler]:

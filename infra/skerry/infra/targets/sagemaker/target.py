@@ -19,17 +19,17 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.sagemaker.machine_lookup import Machine
-    from skerry.runtime.clock import Clock
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> SageMaker:
-    """Open the target `sagemaker`, with the credentials in `environment`. Does no I/O."""
-    return SageMaker.open(clock, environment)
+def open_target(access: OperatorAccess) -> SageMaker:
+    """Open the target `sagemaker`. Does no I/O."""
+    return SageMaker.open(access)
 
 
 class SageMaker(AwsTarget):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from skerry.infra.clouds.aws.home import image_checks
 from skerry.infra.clouds.aws.input_policies import buckets_of
 from skerry.infra.clouds.aws.s3 import Buckets
-from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.cross_cloud import google_store
@@ -17,43 +17,40 @@ from skerry.infra.cost import prices
 from skerry.infra.targets.shared.aws_replica_roles import is_in_google, is_in_s3
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
+    from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.clouds.cross_cloud import GoogleStore
     from skerry.infra.clouds.google.home import GoogleHome
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.cost.prices import Prices
     from skerry.infra.provision.handler import Desired, Observed
     from skerry.infra.provision.target_and_store_interfaces import Check, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 
 class AwsTarget:
     """See Target.
 
-    own_prices: the user's file of prices. open_google: opens the cloud of a store in Cloud Storage.
+    own_prices: the user's file of prices. google: the cloud of a store in Cloud Storage.
     """
 
     def __init__(
         self,
         aws: Aws,
         own_prices: Path | None = None,
-        open_google: Callable[[Sequence[Replicas]], GoogleHome] | None = None,
+        google: GoogleHome | None = None,
     ) -> None:
         self.aws = aws
         self._own_prices = own_prices
-        self._open_google = open_google
+        self._google = google
 
     @classmethod
-    def open(cls, clock: Clock, environment: Mapping[str, str]) -> Self:
-        """Open the target with the credentials in `environment`. Does no I/O."""
-        return cls(
-            Aws(clock, environment),
-            prices.own_file(environment),
-            lambda groups: google_home.open_home(clock, environment, groups),
-        )
+    def open(cls, access: OperatorAccess) -> Self:
+        """Open the target. Does no I/O."""
+        return cls(access.aws, prices.own_file(access.environment), google_home.open_home(access))
 
     def identity(self) -> Mapping[str, str]:
         """See Target.identity."""
@@ -86,6 +83,6 @@ class AwsTarget:
 
     def _google_store(self, context: RunContext) -> GoogleStore | None:
         """Return the store and the mirrors that are in Cloud Storage; None without any."""
-        if not is_in_google(context) or self._open_google is None:
+        if not is_in_google(context) or self._google is None:
             return None
-        return google_store(self._open_google(context.spec.replicas), context)
+        return google_store(self._google, context)

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 _WHO: Final = 'printf "%s " "$(id -un)" && scontrol show config | sed -n "s/^ClusterName *= *//p"'
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Slurm:
-    """Open the target `slurm`, with the commands of Slurm or of ssh in `environment`. Does no I/O."""
-    regions = [SlurmTarget.of(group).region for group in groups if isinstance(group.target, SlurmTarget)]
+def open_target(access: OperatorAccess) -> Slurm:
+    """Open the target `slurm`, with the commands of Slurm or of ssh in the environment. Does no I/O."""
+    regions = [SlurmTarget.of(group).region for group in access.groups if isinstance(group.target, SlurmTarget)]
 
     def cluster_of(region: str) -> Cluster:
-        return Cluster(clock, environment, None if region == HERE else region)
+        return Cluster(access.clock, access.environment, None if region == HERE else region)
 
     def variables_of(context: RunContext) -> Mapping[str, str]:
-        return clouds.open_home(context.run_uri, clock, environment, groups).environment(context)
+        return clouds.open_home(context.run_uri, access).environment(context)
 
-    return Slurm(cluster_of, tuple(dict.fromkeys(regions)), variables_of, prices.own_file(environment))
+    return Slurm(cluster_of, tuple(dict.fromkeys(regions)), variables_of, prices.own_file(access.environment))
 
 
 class Slurm:

@@ -16,7 +16,6 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.errors import Refusal, parse_refusal
-from skerry.infra.clouds.google.session import unauthorized
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
@@ -54,7 +53,7 @@ class Creator:
             labels=dict(message.labels),
             project=project,
             location=region,
-            credentials=self._google.credentials,
+            credentials=self._google.login.credentials,
             encryption_spec_key_name=message.encryption_spec.kms_key_name or None,
             staging_bucket=_NOWHERE,
             base_output_dir=_NOWHERE,
@@ -94,7 +93,7 @@ class Creator:
             return self._google.meaning("aiplatform", what, answer)
         auth = importlib.import_module("google.auth.exceptions")
         if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
-            return unauthorized(error)
+            return self._google.login.unauthorized(error)
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
         # Any other failure of the connection: there may be a job.
         watched = modules & {"google", "requests", "urllib3"}
@@ -105,7 +104,7 @@ class Creator:
             if region not in self._clients:
                 place = self._google.endpoint("aiplatform", f"v1/projects/p/locations/{region}/customJobs")
                 self._clients[region] = self._sdk().gapic.JobServiceClient(
-                    credentials=self._google.credentials, transport="rest", client_options={"api_endpoint": place}
+                    credentials=self._google.login.credentials, transport="rest", client_options={"api_endpoint": place}
                 )
             return self._clients[region]
 

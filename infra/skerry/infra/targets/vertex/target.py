@@ -11,13 +11,11 @@ from skerry.infra.clouds.aws import s3 as aws_storage
 from skerry.infra.clouds.aws import tag_imported as aws_import
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
-from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.google import home
 from skerry.infra.clouds.google.gcs import Buckets
 from skerry.infra.clouds.google.input_bindings import buckets_of
 from skerry.infra.clouds.google.label_imported import claim
-from skerry.infra.clouds.google.session import Google
 from skerry.infra.cost import prices
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.vertex import checks, costs, job_views
@@ -29,22 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.clouds.google.session import Google
+    from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
-    from skerry.runtime.clock import Clock
 
 _S3: Final = "s3://"
 
 
-def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Vertex:
-    """Open the target `vertex`, with the credentials in `environment`. Does no I/O.
-
-    groups: the first project in them is used, else that of the environment.
-    """
-    google = Google(clock, environment, project=home.project_of(groups))
-    return Vertex(google, Aws(clock, environment), prices.own_file(environment))
+def open_target(access: OperatorAccess) -> Vertex:
+    """Open the target `vertex`. Does no I/O."""
+    return Vertex(access.google, access.aws, prices.own_file(access.environment))
 
 
 class Vertex:

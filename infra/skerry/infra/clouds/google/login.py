@@ -1,0 +1,119 @@
+"""The credentials of calls to Google Cloud: those of the environment, or an account that they act as. Imports late."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from skerry.infra.clouds.store_credentials import StoreCredentials
+from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.store.credentials.http import google_error_text, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.runtime.clock import Clock
+
+TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  the name of a variable
+"""gcloud's own variable for an access token, instead of the default credentials."""
+QUOTA: Final = "GOOGLE_CLOUD_QUOTA_PROJECT"
+"""google-auth's own variable for the project that calls are counted for."""
+
+_SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
+# In google-auth's error if IAM refuses a token of the account.
+_REFUSED: Final = "Unable to acquire impersonated credentials"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impersonation:
+    """The service account that all calls are made as. place: in the spec, for errors."""
+
+    account: str
+    place: str = "google.impersonate"
+
+
+class Login:
+    """The credentials of a session, which renew themselves. Thread-safe; makes no calls before the first use.
+
+    environment: has a token; google-auth finds other credentials in the process's own environment. iam: the address of
+    the service iamcredentials.
+    """
+
+    def __init__(self, environment: Mapping[str, str], impersonation: Impersonation | None, iam: str) -> None:
+        self._environment = environment
+        self._impersonation = impersonation
+        self._iam = iam
+        self._lock = threading.Lock()
+        self._credentials: Any = None
+        self.default_project: str | None = None
+
+    @property
+    def credentials(self) -> Any:
+        """google-auth's own. Raises Unauthorized if there are none, and Invalid without the SDK."""
+        with self._lock:
+            if self._credentials is None:
+                found, self.default_project = self._find()
+                self._credentials = found if self._impersonation is None else self._act_as(self._impersonation, found)
+            return self._credentials
+
+    def principal(self) -> str:
+        """The name in the credentials; user logins have none."""
+        for name in ("service_account_email", "account"):
+            if principal := getattr(self.credentials, name, ""):
+                return str(principal)
+        return "the token's owner" if self._environment.get(TOKEN) else "your own login"
+
+    def access_token(self) -> str:
+        """An access token that is valid now. Raises Unauthorized."""
+        credentials = self.credentials
+        with self._lock:
+            if not credentials.valid:
+                try:
+                    credentials.refresh(importlib.import_module("google.auth.transport.requests").Request())
+                except importlib.import_module("google.auth.exceptions").GoogleAuthError as error:
+                    raise self.unauthorized(error) from error
+            return str(credentials.token)
+
+    def store_credentials(self, clock: Clock) -> StoreCredentials | None:
+        """The credentials for a store's client; None if the client finds those of the environment itself."""
+        if self._impersonation is None:
+            return None
+        return StoreCredentials(lambda: {"token": self.access_token()}, clock)
+
+    def unauthorized(self, error: Exception) -> Unauthorized:
+        """The error for an error of google-auth: no valid credentials, or they may not act as the account."""
+        acting = self._impersonation
+        if acting is not None and _REFUSED in str(error):
+            return Unauthorized(
+                f"{acting.place}: these credentials may not act as {acting.account}: "
+                f"{redact(google_error_text(error))}; give them roles/iam.serviceAccountTokenCreator on it"
+            )
+        return Unauthorized(
+            f"no valid credentials of Google Cloud: {error}; run `gcloud auth application-default login`, or set "
+            f"GOOGLE_APPLICATION_CREDENTIALS or {TOKEN}"
+        )
+
+    def _find(self) -> tuple[Any, str | None]:
+        try:
+            importlib.import_module("google.auth.transport.requests")
+        except ImportError as error:
+            raise Invalid("Google Cloud needs google-auth and requests: pip install 'skerry[gcp]'") from error
+        quota = self._environment.get(QUOTA) or None
+        if token := self._environment.get(TOKEN):
+            return importlib.import_module("google.oauth2.credentials").Credentials(token, quota_project_id=quota), None
+        auth = importlib.import_module("google.auth")
+        try:
+            return auth.default(scopes=_SCOPES)
+        except auth.exceptions.GoogleAuthError as error:
+            raise self.unauthorized(error) from error
+
+    def _act_as(self, acting: Impersonation, source: Any) -> Any:
+        return importlib.import_module("google.auth.impersonated_credentials").Credentials(
+            source_credentials=source,
+            target_principal=acting.account,
+            target_scopes=list(_SCOPES),
+            quota_project_id=self._environment.get(QUOTA) or None,
+            iam_endpoint_override=f"{self._iam}/v1/projects/-/serviceAccounts/{acting.account}:generateAccessToken",
+        )
