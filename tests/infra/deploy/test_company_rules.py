@@ -189,7 +189,7 @@ def test_extend_writes_nothing_in_another_account(spec: str, tmp_path: Path, ske
 def test_doctor_shows_another_account_as_a_failed_check(spec: str, tmp_path: Path) -> None:
     ruled = write_rules(tmp_path, FORBIDDEN)
     (check,) = json.loads(skerry("doctor", ruled, "--json", code=1).stdout)["checks"]
-    assert (check["ok"], check["name"]) == (False, "allowed accounts")
+    assert (check["ok"], check["name"]) == (False, "login")
     assert json.loads(skerry("plan", spec, "--set", "aws.allowed_accounts=['123456789012']", "--json").stdout)
 
 

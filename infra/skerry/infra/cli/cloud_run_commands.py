@@ -207,7 +207,7 @@ def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
     try:
         deployment = _prepare(spec)
     except Unauthorized as error:
-        checks = (Check(name="allowed accounts", ok=False, text=str(error), advice="log in to another account"),)
+        checks = (Check(name="login", ok=False, text=str(error)),)
         if as_json:
             typer.echo(to_json(_Examined(ok=False, checks=checks, log=None)))
         else:

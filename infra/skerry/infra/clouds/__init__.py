@@ -49,13 +49,16 @@ def check_allowed(file: SpecFile, access: OperatorAccess, further: Iterable[str]
     """Raise Unauthorized if the operator's access is to an account that the spec does not allow.
 
     Checks the clouds of the run's store, state, mirrors and groups, and `further` ones. Only a cloud with a rule is
-    called, and only for the account: all places in a cloud use the same one.
+    called, and only for the account: all places in a cloud use the same one. A login of the spec is tried first.
     """
     spec = file.spec
     stores = (file.run_uri, *file.mirrors, *(() if file.state_uri is None else (file.state_uri,)))
     used = {home_of(uri) for uri in stores if is_home(uri)} | {group.target.CLOUD for group in spec.replicas}
     for cloud, allowed in {"aws": spec.aws.allowed_accounts, "google": spec.google.allowed_projects}.items():
-        if not allowed or cloud not in used.union(further):
+        if cloud not in used.union(further):
+            continue
+        access.log_in(cloud)
+        if not allowed:
             continue
         account = _open(cloud, access).identity()[cloud]
         if account not in allowed:

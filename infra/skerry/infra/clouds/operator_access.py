@@ -49,6 +49,13 @@ class OperatorAccess:
         """The access of a command that is given this spec."""
         return cls(clock, environment, file.spec, file.written)
 
+    def log_in(self, cloud: str) -> None:
+        """Try the login that the spec names for this cloud, if it names one. Raises Unauthorized or Invalid."""
+        if cloud == "aws" and self.aws.login is not None:
+            self.aws.identity()
+        if cloud == "google" and self.google.login.impersonation is not None:
+            self.google.login.access_token()
+
     def principal(self, cloud: str) -> str:
         """The name behind the credentials; "" for a cloud without a session. Raises as the session's `identity`."""
         if cloud == "aws":

@@ -54,6 +54,7 @@ class Accounts:
         self._identity_token = identity_token
         self._accounts: dict[str, Account] = {}
         self._deleted: dict[str, Account] = {}
+        self._owners: set[str] = set()
         project.account_exists = lambda email: self.find(email) is not None
 
     def handlers(self) -> dict[str, Handler]:
@@ -94,14 +95,20 @@ class Accounts:
         """Return the full name of `projects/P/serviceAccounts/X`, under which policies are stored."""
         return f"projects/{self._project.id}/serviceAccounts/{self._existing(name).email}"
 
+    def make_owner(self, email: str) -> None:
+        """Give the account every permission, as an owner of the project has."""
+        self._owners.add(email)
+
     def clear(self) -> None:
         """Delete all accounts."""
+        self._owners.clear()
         self._accounts.clear()
         self._deleted.clear()
 
     def principal(self, account: Account) -> Principal:
         """Return the principal of the account's tokens."""
-        return Principal(name=f"serviceAccount:{account.email}")
+        grants = None if account.email in self._owners else frozenset[str]()
+        return Principal(name=f"serviceAccount:{account.email}", grants=grants)
 
     def token(self, account: Account, lifetime_s: float = TOKEN_S) -> str:
         """Issue an access token, which ends with the account."""

@@ -54,6 +54,8 @@ def share_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share clients between commands: they are slow to create and hold no state of ours."""
 
     def shared(aws: Aws, *arguments: Any) -> Any:
+        if aws.login is not None:  # its keys are of this command
+            return _NEW_CLIENT(aws, *arguments)
         # Only these count: pytest sets a variable for each test, and no client would be used twice.
         own = {name: value for name, value in aws._environment.items() if name.startswith("AWS_")}
         return _client(tuple(sorted(own.items())), *arguments)

@@ -132,7 +132,7 @@ class Aws:
     ) -> None:
         self.clock = clock
         self._environment = dict(environment)
-        self._login = login or Login()
+        self.login: Final = login
         self._client_made = client_made
         # boto3 sessions are not thread-safe, clients are.
         self._making = threading.RLock()
@@ -254,14 +254,14 @@ class Aws:
 
         They raise as `call`.
         """
-        return None if self._login == Login() else StoreCredentials(self._keys, self.clock)
+        return None if self.login is None else StoreCredentials(self._keys, self.clock)
 
     def _keys(self) -> Mapping[str, str | None]:
         with _Translated("sts", "session"):
             with self._making:
                 credentials = self._opened().get_credentials()
             if credentials is None:
-                raise Unauthorized(f"no AWS credentials in the profile {self._login.profile}; log in, then try again")
+                raise Unauthorized("no AWS credentials for the store; log in, then try again")
             keys = credentials.get_frozen_credentials()
         return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, "token": keys.token}
 
@@ -269,30 +269,26 @@ class Aws:
         try:
             import boto3  # noqa: PLC0415  only deployments to AWS need it  # pyright: ignore[reportMissingTypeStubs]
             import botocore.session  # noqa: PLC0415  same
-            from botocore.exceptions import ProfileNotFound  # noqa: PLC0415  same
         except ImportError as error:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
-        login = self._login
+        login = self.login or Login()
         key = None if login.profile else self._environment.get("AWS_ACCESS_KEY_ID") or None
         base: Any = botocore.session.get_session()  # pyright: ignore[reportUnknownMemberType]
         base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
         profile = login.profile or (None if key else self._environment.get("AWS_PROFILE") or None)
+        if login.profile is not None and login.profile not in base.available_profiles:
+            advice = f"write one that exists, or run `aws configure sso --profile {login.profile}`"
+            raise Invalid(f"{login.profile_place}: no profile {login.profile} in ~/.aws/config; {advice}")
         if login.role is not None:
             base.register_component("credential_provider", self._assumed(login))
             key = None
-        try:
-            return boto3.Session(
-                botocore_session=base,
-                aws_access_key_id=key,
-                aws_secret_access_key=self._environment.get("AWS_SECRET_ACCESS_KEY") if key else None,
-                aws_session_token=self._environment.get("AWS_SESSION_TOKEN") or None if key else None,
-                profile_name=profile,
-            )
-        except ProfileNotFound as error:
-            if login.profile is None:
-                raise
-            advice = f"write one that exists, or run `aws configure sso --profile {login.profile}`"
-            raise Invalid(f"{login.profile_place}: {error} on this machine; {advice}") from error
+        return boto3.Session(
+            botocore_session=base,
+            aws_access_key_id=key,
+            aws_secret_access_key=self._environment.get("AWS_SECRET_ACCESS_KEY") if key else None,
+            aws_session_token=self._environment.get("AWS_SESSION_TOKEN") or None if key else None,
+            profile_name=profile,
+        )
 
     def _assumed(self, login: Login) -> _CredentialSource:
         """The keys of the role, which botocore asks for anew before they expire."""
@@ -306,7 +302,7 @@ class Aws:
                 response = source.call("sts", "", "assume_role", RoleArn=login.role, RoleSessionName=name)
             except (Invalid, Unauthorized) as error:
                 advice = "; allow them sts:AssumeRole on the role, and name them in its trust policy"
-                text = f"{login.role_place}: {error}{advice if code_of(error) == _DENIED else ''}"
+                text = f"{login.role_place}: {error}{advice if code_of(error).startswith(_DENIED) else ''}"
                 raise type(error)(text) from error.__cause__
             keys = response["Credentials"]
             return {

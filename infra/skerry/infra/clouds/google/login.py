@@ -43,7 +43,7 @@ class Login:
 
     def __init__(self, environment: Mapping[str, str], impersonation: Impersonation | None, iam: str) -> None:
         self._environment = environment
-        self._impersonation = impersonation
+        self.impersonation: Final = impersonation
         self._iam = iam
         self._lock = threading.Lock()
         self._credentials: Any = None
@@ -55,7 +55,7 @@ class Login:
         with self._lock:
             if self._credentials is None:
                 found, self.default_project = self._find()
-                self._credentials = found if self._impersonation is None else self._act_as(self._impersonation, found)
+                self._credentials = found if self.impersonation is None else self._act_as(self.impersonation, found)
             return self._credentials
 
     def principal(self) -> str:
@@ -78,13 +78,13 @@ class Login:
 
     def store_credentials(self, clock: Clock) -> StoreCredentials | None:
         """The credentials for a store's client; None if the client finds those of the environment itself."""
-        if self._impersonation is None:
+        if self.impersonation is None:
             return None
         return StoreCredentials(lambda: {"token": self.access_token()}, clock)
 
     def unauthorized(self, error: Exception) -> Unauthorized:
         """The error for an error of google-auth: no valid credentials, or they may not act as the account."""
-        acting = self._impersonation
+        acting = self.impersonation
         if acting is not None and _REFUSED in str(error):
             return Unauthorized(
                 f"{acting.place}: these credentials may not act as {acting.account}: "
