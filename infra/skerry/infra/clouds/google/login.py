@@ -54,8 +54,8 @@ class Login:
         """google-auth's own. Raises Unauthorized if there are none, and Invalid without the SDK."""
         with self._lock:
             if self._credentials is None:
-                found, self.default_project = self._find()
-                self._credentials = found if self.impersonation is None else self._act_as(self.impersonation, found)
+                source, self.default_project = self._find()
+                self._credentials = source if self.impersonation is None else self._act_as(self.impersonation, source)
             return self._credentials
 
     def principal(self) -> str:

@@ -45,7 +45,7 @@ def pass_role_check(aws: Aws, name: str, *, service: str, roles: Callable[[], Se
             "iam",
             "",
             "simulate_principal_policy",
-            PolicySourceArn=_role_arn(aws.identity().arn),
+            PolicySourceArn=_principal_arn(aws),
             ActionNames=["iam:PassRole"],
             ResourceArns=arns,
             # A permission to pass roles is often limited to some services.
@@ -70,8 +70,11 @@ def _shortened(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
 
 
-def _role_arn(arn: str) -> str:
-    """Return the ARN of the identity; for a session of a role, that of the role."""
+def _principal_arn(aws: Aws) -> str:
+    """Return the ARN of the identity; for a session of a role, that of the role, whose path only a spec knows."""
+    if aws.login is not None and aws.login.role is not None:
+        return aws.login.role
+    arn = aws.identity().arn
     if ":assumed-role/" not in arn:
         return arn
     start, _, rest = arn.partition(":assumed-role/")
