@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.conftest import ROOT, until
 from tests.kit.protocol import run_record
 
+from skerry.infra.clouds.operator_access import OperatorAccess
 from skerry.infra.image import push
 from skerry.infra.local.docker_engine import Bind, ContainerRequest
 from skerry.runtime import contract
@@ -210,7 +211,7 @@ def test_dirty_checkout_is_pushed_only_with_the_flag(engine: Engine, image: str,
     try:
         docker_build(image, {"Dockerfile": b"FROM skerry:cpu\nLABEL org.opencontainers.image.revision=abc-dirty\n"})
         with pytest.raises(Invalid, match="--allow-dirty"):
-            push.push(engine, f"{registry}/team/skerry", "cpu", lambda _: None)
+            push.push(engine, f"{registry}/team/skerry", "cpu", OperatorAccess(SystemClock(), {}), lambda _: None)
     finally:
         engine.images.tag("skerry:kept-by-test", image)
         engine.images.remove("skerry:kept-by-test")
