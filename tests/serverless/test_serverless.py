@@ -58,6 +58,7 @@ def run(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_first_snippet_trains_four_replicas(place: str) -> None:
     first = snippets()[0]
     assert len([line for line in first.splitlines() if line]) <= 12
