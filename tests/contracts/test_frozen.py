@@ -25,7 +25,7 @@ COMMANDS = {
     "status": {"--set", "--json"},
     "watch": {"--set", "--once", "--every", "--json"},
     "report": {"--set", "--output", "-o", "--export", "--quick", "--parameters", "--json"},
-    "doctor": {"--set", "--deep", "--repair", "--from", "--quarantine", "--json"},
+    "doctor": {"--set", "--deep", "--repair", "--from", "--quarantine", "--undelete", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
     "export": {"--set", "--output", "-o", "--round", "--force", "--json"},

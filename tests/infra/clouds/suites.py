@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -17,7 +18,7 @@ from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from skerry.infra.provision.handler import Desired, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import RunContext, StoreCloud
@@ -31,14 +32,60 @@ class BucketSuite(HandlerSuite[Any]):
 
     @abstractmethod
     def put(self, cloud: Any, key: str) -> None:
-        """Write five bytes at a key of the run's bucket."""
+        """Write 12345 at a key of the run's bucket."""
+
+    @abstractmethod
+    def put_bytes(self, cloud: Any, key: str, body: bytes) -> None:
+        """Write these bytes at a key of the run's bucket."""
 
     @abstractmethod
     def make_foreign(self, cloud: Any) -> None:
         """Create the bucket without tags in the region FOREIGN, as another tool would."""
 
+    # Settings with which a bucket keeps deleted objects.
+    KEEPING: Mapping[str, Any]
+
+    @abstractmethod
+    def delete(self, cloud: Any, key: str) -> None:
+        """Delete a key of the run's bucket."""
+
+    @abstractmethod
+    def read_object(self, cloud: Any, key: str) -> bytes | None:
+        """The bytes at a key of the run's bucket."""
+
+    @abstractmethod
+    def set_time(self, cloud: Any, time: datetime) -> None:
+        """Set the clock of the cloud; it stands still."""
+
     def bucket(self, cloud: Any) -> Desired:
         return self.wanted(self.resource(cloud))
+
+    def test_deleted_and_replaced_objects_are_as_they_were(self, cloud: Any) -> None:
+        start = datetime.now(UTC).replace(microsecond=0)
+        record = self.created(cloud, self.wanted(replace(self.resource(cloud), **self.KEEPING)))
+        self.set_time(cloud, start + timedelta(minutes=1))
+        for name in ("deleted", "replaced", "untouched", "twice"):
+            self.put(cloud, f"runs/checkpoints/{name}")
+        self.put(cloud, "runs/other/deleted")
+        self.set_time(cloud, start + timedelta(minutes=2))
+        self.delete(cloud, "runs/checkpoints/twice")
+        self.set_time(cloud, start + timedelta(minutes=3))
+        self.put(cloud, "runs/checkpoints/twice")
+        attack = start + timedelta(minutes=4)
+        self.set_time(cloud, attack)
+        for name in ("checkpoints/deleted", "checkpoints/replaced", "checkpoints/twice", "other/deleted"):
+            self.delete(cloud, f"runs/{name}")
+        self.set_time(cloud, start + timedelta(minutes=5))
+        self.put_bytes(cloud, "runs/checkpoints/replaced", b"other")
+        self.put(cloud, "runs/checkpoints/new")
+        assert self.handler(cloud).undelete(record, "runs/checkpoints/", attack) == Contents(objects=3, size_bytes=15)
+        stored = {
+            name: self.read_object(cloud, f"runs/checkpoints/{name}") for name in ("deleted", "replaced", "twice")
+        }
+        assert stored == dict.fromkeys(stored, b"12345")
+        assert self.read_object(cloud, "runs/checkpoints/untouched") == b"12345"
+        assert self.read_object(cloud, "runs/checkpoints/new") == b"12345"
+        assert self.read_object(cloud, "runs/other/deleted") is None
 
     def test_list_owned_finds_only_the_runs_resources(self, cloud: Any) -> None:
         record, scheme = self.created(cloud, self.bucket(cloud)), self.RUN.partition(":")[0]

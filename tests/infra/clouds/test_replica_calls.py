@@ -61,6 +61,7 @@ DELETED: Final = (
     keys.checkpoint_manifest(1, keys.unfinished_prefix(MINE)),
     f"{keys.PROBE}{DIGEST}",
 )
+OLD: Final = DELETED[0]
 EXISTING: Final = (
     keys.RUN,
     keys.code("0" * 64),
@@ -175,6 +176,7 @@ FORBIDDEN: Final[dict[str, Callable[[Replica], object]]] = {
     "delete its own contribution": lambda job: job.store().delete(keys.contribution(0, 0, MINE)),
     "delete run.json": lambda job: job.store().delete(keys.RUN),
     "delete a pin": lambda job: job.store().delete(keys.pin(1)),
+    "quarantine a record": lambda job: job.store().create(keys.quarantined(keys.commit(0), "0" * 64), b"x"),
     "pin a round": lambda job: job.store().create(keys.pin(2), b"x"),
     "take the state": lambda job: job.store().create("state/00000002.json", b"x"),
     "delete its own artifact": lambda job: job.store().delete(keys.artifact(MINE, 0, 0, "a.txt")),
@@ -206,6 +208,7 @@ def aws_call(service: str, operation: str, **parameters: Any) -> Callable[[Repli
 FORBIDDEN_ON_AWS: Final = {
     "overwrite a checkpoint": lambda job: job.store().replace(keys.checkpoint_manifest(0), b"x"),
     "send another's payload": lambda job: job.store().create(keys.payload(2, OTHERS, DIGEST), b"x"),
+    "delete an old version": aws_call("s3", "delete_object", Bucket="acme-runs", Key=f"{PREFIX}/{OLD}", VersionId="1"),
     "change the bucket's policy": aws_call("s3", "delete_bucket_policy", Bucket="acme-runs"),
     "list roles": aws_call("iam", "list_roles"),
     "give itself rights": aws_call("iam", "put_role_policy", RoleName=ROLE.name, PolicyName="x", PolicyDocument="{}"),

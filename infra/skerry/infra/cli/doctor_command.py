@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -25,11 +26,13 @@ from skerry.infra.cli.common import (
     to_json,
 )
 from skerry.infra.cli.open_run import open_places, open_run
+from skerry.infra.deploy.undelete import undelete_tensors
 from skerry.infra.observe.doctor.compare_logs import compare_logs
 from skerry.infra.run import check_machine_and_store
 from skerry.infra.run.quarantine_stray import quarantine_stray
 from skerry.infra.run.repair_run import known_copies
 from skerry.infra.run.repair_run import repair as repair_run
+from skerry.infra.spec.units import parse_duration
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.store import open_store
@@ -38,10 +41,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.observe.doctor.findings import Examination
+    from skerry.infra.provision.handler import Contents
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
 _DEADLINE_S: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeletion:
+    """The result of `--undelete`: what came back, and the findings that are left."""
+
+    restored: Contents
+    log: Examination
 
 
 def doctor(
@@ -67,41 +79,51 @@ def doctor(
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Move stray records away, which a compromised replica may create.")
     ] = False,
+    undelete: Annotated[
+        str | None,
+        typer.Option("--undelete", metavar="TIME", help="Bring back payloads and checkpoints deleted since then: 2h."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the run's log and report what is wrong, where, and what to do. Only two options change anything.
+    """Examine the run's log and report what is wrong, where, and what to do. Only three options change anything.
 
     In a cloud, before the first apply: check rights, quotas, machine offers and the image.
     """
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
-        if other is not None and (repair or deep or quarantine):
+        changes = repair + quarantine + (undelete is not None)
+        if other is not None and (changes or deep):
             raise Invalid("this option is for a single run; leave out the second one, or the option")
-        if repair and quarantine:
-            raise Invalid("--quarantine comes first: stray records are in the way of a repair; then run --repair")
+        if changes > 1:
+            raise Invalid("one change at a time: first --undelete, then --quarantine, then --repair, as far as needed")
         if copies and not repair:
             raise Invalid("--from names a copy for --repair; add --repair")
+        settings = overrides or ()
         if other is not None:
-            _compare(run, other, overrides or (), clock, as_json=as_json)
-            return
-        if quarantine:
-            _quarantine(run, overrides or (), clock, deep=deep, as_json=as_json)
-            return
-        if repair:
-            _repair(run, overrides or (), copies or (), clock, deep=deep, as_json=as_json)
-            return
-        if not is_uri(run) and load_spec(run, overrides or ()).deployed:
-            spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
-            ok = cloud_run_commands.doctor(spec, deep=deep, as_json=as_json)
-            raise typer.Exit(0 if ok else FAILED)
-        store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
-        examination = doctor_text.examine(store, clock, deep=deep)
-        if as_json:
-            typer.echo(to_json(examination))
+            _compare(run, other, settings, clock, as_json=as_json)
+        elif undelete is not None:
+            _undelete(run, settings, undelete, clock, deep=deep, as_json=as_json)
+        elif quarantine:
+            _quarantine(run, settings, clock, deep=deep, as_json=as_json)
+        elif repair:
+            _repair(run, settings, copies or (), clock, deep=deep, as_json=as_json)
         else:
-            _show(examination)
-        if not examination.ok:
-            raise typer.Exit(FAILED)
+            _examine(run, settings, clock, deep=deep, as_json=as_json)
+
+
+def _examine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool, as_json: bool) -> None:
+    if not is_uri(run) and load_spec(run, overrides).deployed:
+        spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides)
+        ok = cloud_run_commands.doctor(spec, deep=deep, as_json=as_json)
+        raise typer.Exit(0 if ok else FAILED)
+    store = open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S)
+    examination = doctor_text.examine(store, clock, deep=deep)
+    if as_json:
+        typer.echo(to_json(examination))
+    else:
+        _show(examination)
+    if not examination.ok:
+        raise typer.Exit(FAILED)
 
 
 def _show(examination: Examination) -> None:
@@ -148,6 +170,21 @@ def _quarantine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool,
         print_lines(f"moved: {record.key} to {record.to}: {record.why}" for record in result.moved)
         _show(result.log)
     if not result.ok:
+        raise typer.Exit(FAILED)
+
+
+def _undelete(run: str, overrides: Sequence[str], since: str, clock: Clock, *, deep: bool, as_json: bool) -> None:
+    opened = open_run(run, overrides, clock)
+    if opened.deployment is None:
+        raise Invalid("--undelete needs the spec of a run in a cloud: only its bucket can keep deleted objects")
+    restored = undelete_tensors(opened.deployment, parse_duration(since))
+    result = Undeletion(restored=restored, log=doctor_text.examine(opened.store, clock, deep=deep))
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        print_lines([f"brought back: {restored}"])
+        _show(result.log)
+    if not result.log.ok:
         raise typer.Exit(FAILED)
 
 

@@ -214,7 +214,7 @@ def _list_mirrors(deployment: Deployment) -> Iterator[MirrorContents]:
             continue
         ours = not bucket.brought and observed.owner == deployment.run
         record = desired.to_record({})
-        own = handler.contents(record, _prefix(uri)) if is_mirror(store, deployment.run) else Contents(objects=0)
+        own = handler.contents(record, prefix_of(uri)) if is_mirror(store, deployment.run) else Contents(objects=0)
         foreign = handler.contents(record).objects - own.objects if ours else 0
         if ours or own.objects:
             yield MirrorContents(uri=uri, bucket=bucket, contents=own, foreign_objects=foreign, ours=ours)
@@ -230,7 +230,7 @@ def _delete_mirrors(deployment: Deployment, removal: Removal, on_step: Callable[
         handler = cast("BucketHandler", deployment.handlers[mirror.bucket.KIND])
         record = desired_of(mirror.bucket, {}, deployment.run).to_record({})
         if mirror.contents.objects:
-            handler.empty(record, _prefix(mirror.uri))
+            handler.empty(record, prefix_of(mirror.uri))
         if mirror.ours and not mirror.foreign_objects:
             handler.delete(record)
             done.append(Change.of(record))
@@ -254,8 +254,8 @@ def _delete_data(
     contents = _sum(deleted)
     if deployment.bucket().brought or not _is_ours(deployment, removal.bucket):
         return contents, ()
-    handler = _bucket_handler(deployment)
-    handler.empty(bucket, _prefix(deployment.run))
+    handler = bucket_handler(deployment)
+    handler.empty(bucket, prefix_of(deployment.run))
     if removal.foreign_objects:
         return contents, ()
     handler.delete(bucket)
@@ -308,8 +308,8 @@ def _contents(deployment: Deployment, bucket: Observed | None) -> tuple[Contents
     """The contents of the run's prefix in its bucket; the number of other objects if the bucket is the run's own."""
     if bucket is None or deployment.bucket().brought or bucket.owner != deployment.run:
         return Contents(objects=0), 0
-    record, handler = desired_of(deployment.bucket(), {}, deployment.run).to_record({}), _bucket_handler(deployment)
-    own = handler.contents(record, _prefix(deployment.run))
+    record, handler = desired_of(deployment.bucket(), {}, deployment.run).to_record({}), bucket_handler(deployment)
+    own = handler.contents(record, prefix_of(deployment.run))
     return own, handler.contents(record).objects - own.objects
 
 
@@ -328,10 +328,11 @@ def _sum(entries: Sequence[Entry]) -> Contents:
     return Contents(objects=len(entries), size_bytes=sum(entry.size for entry in entries))
 
 
-def _bucket_handler(deployment: Deployment) -> BucketHandler:
+def bucket_handler(deployment: Deployment) -> BucketHandler:
+    """The handler of the run's bucket."""
     return cast("BucketHandler", deployment.handlers[deployment.bucket().KIND])
 
 
-def _prefix(uri: str) -> str:
+def prefix_of(uri: str) -> str:
     """The prefix of a run, or of a mirror, in its bucket."""
     return uri.partition("://")[2].partition("/")[2] + "/"

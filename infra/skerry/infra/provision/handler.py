@@ -15,6 +15,7 @@ from skerry.infra.provision.graph import Json, Life, Resource, Value, as_json, g
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from datetime import datetime
 
 RUN_TAG: Final = "skerry:run"
 """The URI of the run that owns the resource."""
@@ -191,4 +192,11 @@ class BucketHandler(DataHandler, Protocol):
 
     def empty(self, record: StateRecord, prefix: str = "", /) -> Contents:
         """Delete everything under `prefix`, old versions and unfinished uploads included; return what was deleted."""
+        ...
+
+    def undelete(self, record: StateRecord, prefix: str, since: datetime, /) -> Contents:
+        """Bring back the objects under `prefix` that were deleted or replaced since then, as they were; return them.
+
+        Needs a bucket that keeps old versions. Objects that are new since then stay.
+        """
         ...

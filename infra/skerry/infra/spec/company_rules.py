@@ -48,6 +48,8 @@ class AwsRules(Section):
     """The path of the roles that are created."""
     allowed_accounts: tuple[Annotated[str, shaped(r"\d{12}", "the 12 digits of an account")], ...] = ()
     """The only accounts in which a command with this spec may look up or change anything; empty allows all."""
+    undelete_days: Annotated[int, Field(ge=1, le=365, examples=[1])] | None = None
+    """Keep what replicas delete or replace in the bucket for so many days; null keeps none. Costs its storage."""
 
 
 class GoogleRules(Section):
@@ -63,3 +65,5 @@ class GoogleRules(Section):
     """The key that encrypts the bucket. The service agent of Cloud Storage must be allowed to use it."""
     allowed_projects: tuple[Annotated[str, shaped(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project")], ...] = ()
     """The only projects in which a command with this spec may look up or change anything; empty allows all."""
+    undelete_days: Annotated[int, Field(ge=7, le=90, examples=[7])] | None = None
+    """Keep what replicas delete or replace in the bucket for so many days; null keeps none. Costs its storage."""

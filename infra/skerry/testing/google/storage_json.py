@@ -15,6 +15,7 @@ from skerry.testing.google.shared_state import page_of
 from skerry.testing.google.storage_objects import Bucket, Objects, Preconditions
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Mapping
 
     from skerry.testing.google.shared_state import Handler, Project, SandboxRequest
@@ -63,6 +64,7 @@ class Buckets:
             "storage.objects.list": self._list_objects,
             "storage.objects.get": self._get_object,
             "storage.objects.delete": self._delete_object,
+            "storage.objects.restore": self._restore_object,
         }
 
     def _insert(self, request: SandboxRequest) -> Mapping[str, Any]:
@@ -179,7 +181,11 @@ class Buckets:
         live_objects = self._objects.after(request.principal, bucket.name, prefix, start, included=True)
         if request.parameter("softDeleted") == "true":
             self._objects.purge(bucket)
-            every = [_object(bucket.name, deleted) for deleted, _ in bucket.deleted if deleted.name.startswith(prefix)]
+            every = [
+                {**_object(bucket.name, item), "softDeleteTime": _instant(until - bucket.soft_delete)}
+                for item, until in bucket.deleted
+                if item.name.startswith(prefix)
+            ]
             prefixes: list[str] = []
         else:
             every, prefixes = _folded(bucket.name, live_objects, prefix, request.parameter("delimiter"))
@@ -203,6 +209,11 @@ class Buckets:
             request.int_parameter("generation"),
         )
         return {}
+
+    def _restore_object(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket, name = request.names["bucket"], request.names["object"]
+        generation = request.int_parameter("generation")
+        return _object(bucket, self._objects.restore(request.principal, bucket, name, generation))
 
     def _bucket(self, request: SandboxRequest) -> Bucket:
         return self._objects.bucket(request.names["bucket"])
@@ -276,11 +287,15 @@ def _object(bucket: str, stored: Object) -> dict[str, Any]:
         "size": str(len(stored.data)),
         "md5Hash": stored.md5,
         "etag": stored.etag.strip('"'),
-        "timeCreated": stored.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "updated": stored.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "timeCreated": _instant(stored.written),
+        "updated": _instant(stored.written),
         "storageClass": "STANDARD",
         **({"metadata": dict(stored.metadata)} if stored.metadata else {}),
     }
+
+
+def _instant(time: dt.datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _folded(

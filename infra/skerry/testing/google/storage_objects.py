@@ -11,7 +11,7 @@ import base64
 import bisect
 import datetime as dt
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.testing.google.refusals import Refusal, absent
@@ -95,9 +95,9 @@ class Bucket:
         return str(self.resource["name"])
 
     @property
-    def soft_delete_s(self) -> int:
+    def soft_delete(self) -> dt.timedelta:
         """The retention of deleted objects."""
-        return int(self.resource["softDeletePolicy"]["retentionDurationSeconds"])
+        return dt.timedelta(seconds=int(self.resource["softDeletePolicy"]["retentionDurationSeconds"]))
 
 
 class Objects:
@@ -176,6 +176,19 @@ class Objects:
         self._check_rate(container, name)
         self._soft_delete(container, container.objects.pop(name))
 
+    def restore(self, principal: Principal, bucket: str, name: str, generation: int | None) -> Object:
+        """Make a soft-deleted generation live again, under a new generation. Raises Refusal."""
+        container = self.bucket(bucket)
+        self.check(principal, "storage.objects.restore", bucket, name)
+        self.purge(container)
+        for stored, _ in container.deleted:
+            if (stored.name, stored.generation) == (name, generation):
+                if (live := container.objects.get(name)) is not None:
+                    self._soft_delete(container, live)
+                container.objects[name] = replace(stored, generation=self._next(), written=self._project.now())
+                return container.objects[name]
+        raise self._absent(bucket, name)
+
     def after(
         self, principal: Principal, bucket: str, prefix: str, start: str, *, included: bool = False
     ) -> list[Object]:
@@ -228,8 +241,8 @@ class Objects:
         bucket.last_write[name] = now
 
     def _soft_delete(self, bucket: Bucket, removed: Object) -> None:
-        if bucket.soft_delete_s:
-            bucket.deleted.append((removed, self._project.now() + dt.timedelta(seconds=bucket.soft_delete_s)))
+        if bucket.soft_delete:
+            bucket.deleted.append((removed, self._project.now() + bucket.soft_delete))
 
     def _absent(self, bucket: str, name: str) -> Refusal:
         return absent(f"No such object: {bucket}/{name}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from moto.s3 import models as s3_models
 from tests.infra.clouds.aws.account import REGION, answer, check_golden, check_model, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 from tests.infra.clouds.suites import BucketSuite
@@ -14,10 +16,13 @@ from tests.infra.kit import failing
 
 from skerry.infra.clouds.aws.policies import DECISIVE
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets, create_request, part_requests
+from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from skerry.infra.clouds.aws.session import Aws
 
 BUCKET = Bucket(
@@ -53,9 +58,29 @@ class TestBuckets(AwsHandlerSuite, BucketSuite):
     RESOURCE = BUCKET
     CHANGE = ("protected", (*BUCKET.protected, "more/*"))
     FOREIGN = "us-west-2"
+    KEEPING: ClassVar = {"versioning": True, "undelete_days": 2}
+
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
 
     def put(self, aws: Aws, key: str) -> None:
         put(aws, key)
+
+    def put_bytes(self, aws: Aws, key: str, body: bytes) -> None:
+        put(aws, key, body)
+
+    def delete(self, aws: Aws, key: str) -> None:
+        call(aws, "delete_object", Key=key)
+
+    def read_object(self, aws: Aws, key: str) -> bytes | None:
+        with suppress(Absent):
+            return call(aws, "get_object", Key=key)["Body"].read()
+        return None
+
+    def set_time(self, aws: Aws, time: datetime) -> None:
+        del aws
+        self._patch.setattr(s3_models, "utcnow", lambda: time.replace(tzinfo=None))
 
     def make_foreign(self, aws: Aws) -> None:
         region = {"CreateBucketConfiguration": {"LocationConstraint": self.FOREIGN}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 from tests.infra.clouds.google.handlers import GoogleHandlerSuite
@@ -16,6 +16,8 @@ from skerry.runtime.errors import Conflict, Unauthorized
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tests.infra.kit import Listener
 
     from skerry.infra.clouds.google.session import Google
@@ -40,14 +42,32 @@ class TestBuckets(GoogleHandlerSuite, BucketSuite):
     RESOURCE = BUCKET
     CHANGE = ("expire_days", {**BUCKET.expire_days, "more/": 3})
     FOREIGN = "us-east1"
+    KEEPING: ClassVar = {"soft_delete_s": 7 * 24 * 3600}
 
     @pytest.fixture(autouse=True)
-    def _store(self, sandbox: GoogleSandbox) -> None:
+    def _store(self, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = open_store("gs://acme-runs", environment=sandbox.environment)
+        self._patch, self._project = monkeypatch, sandbox._state
 
     def put(self, google: Google, key: str) -> None:
+        self.put_bytes(google, key, b"12345")
+
+    def put_bytes(self, google: Google, key: str, body: bytes) -> None:
         del google
-        self.store.replace(key, b"12345")
+        self.store.replace(key, body)
+
+    def delete(self, google: Google, key: str) -> None:
+        del google
+        self.store.delete(key)
+
+    def read_object(self, google: Google, key: str) -> bytes | None:
+        del google
+        body = self.store.read(key)
+        return None if body is None else bytes(body)
+
+    def set_time(self, google: Google, time: datetime) -> None:
+        del google
+        self._patch.setattr(self._project, "now", lambda: time)
 
     def make_foreign(self, google: Google) -> None:
         make(google, self.FOREIGN.upper(), **UNIFORM)

@@ -31,8 +31,9 @@ def under_rules(resource: Resource, spec: Spec, keys: Collection[str]) -> Resour
         if usable and _OF_BUCKETS & policies.keys():
             policies["key"] = (_key_statement(usable),)
         return replace(resource, boundary=rules.permissions_boundary or "", path=rules.role_path, policies=policies)
-    if isinstance(resource, Bucket) and rules.kms_key is not None:
-        return replace(resource, encryption=rules.kms_key)
+    if isinstance(resource, Bucket):
+        key, days = rules.kms_key or resource.encryption, rules.undelete_days or 0
+        return replace(resource, encryption=key, versioning=days > 0, undelete_days=days)
     return resource
 
 

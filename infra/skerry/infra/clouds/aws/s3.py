@@ -3,13 +3,15 @@
 No public access, no ACLs, encrypted, TLS only; no principal can overwrite decisions, commits or receipts. Nothing of a
 run expires by age: a run may be paused for months, and resumes with its payloads since the oldest kept checkpoint. The
 replicas delete what no checkpoint needs. Only incomplete uploads, which no listing shows, and leftovers of start-up
-checks expire by age.
+checks expire by age. With `undelete_days` what replicas delete or replace stays for so many days as an old version,
+which no replica can delete, and `undelete` brings it back.
 Sources: S3 API reference; S3 user guide, "Enforce conditional writes", "Setting lifecycle configuration".
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,6 +40,7 @@ from skerry.runtime.errors import Conflict, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from datetime import datetime
 
     from skerry.infra.clouds.aws.policies import Statement
     from skerry.infra.clouds.aws.session import Aws
@@ -56,6 +59,7 @@ _KEY_OF_AWS: Final = "aws/s3"
 _AT_ONCE: Final = 1000
 _ABORT_RULE: Final = "skerry-incomplete-uploads"
 _EXPIRE_RULE: Final = "skerry-expire-"
+_UNDELETE_RULE: Final = "skerry-undelete"
 _PUBLIC: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 
 
@@ -64,8 +68,9 @@ class Bucket(Resource):
     """A bucket. Outputs: name, arn, region.
 
     protected: patterns of keys that can be created, but not overwritten. expire_days: prefixes with objects that expire
-    by age. public, ownership, versioning, further_statements, further_rules: constant; they are settings so that a
-    change by another user is found and reverted. encryption: AES256, or the ARN of a key of KMS; see `_encryption`.
+    by age. public, ownership, further_statements, further_rules: constant; they are settings so that a change by
+    another user is found and reverted. encryption: AES256, or the ARN of a key of KMS; see `_encryption`.
+    versioning: old versions stay, for undelete_days.
     """
 
     KIND: ClassVar[str] = "aws_bucket"
@@ -81,6 +86,7 @@ class Bucket(Resource):
     protected: tuple[str, ...] = ()
     further_statements: tuple[str, ...] = ()
     versioning: bool = False
+    undelete_days: int = 0
     abort_uploads_days: int = 1
     expire_days: Mapping[str, int] = field(default_factory=dict[str, int])
     further_rules: tuple[str, ...] = ()
@@ -114,7 +120,9 @@ _PARTS: Final[Mapping[str, frozenset[str]]] = {
     "put_bucket_encryption": frozenset({"encryption"}),
     "put_bucket_versioning": frozenset({"versioning"}),
     "put_bucket_policy": frozenset({"tls_only", "protected", "further_statements"}),
-    "put_bucket_lifecycle_configuration": frozenset({"abort_uploads_days", "expire_days", "further_rules"}),
+    "put_bucket_lifecycle_configuration": frozenset(
+        {"abort_uploads_days", "expire_days", "undelete_days", "further_rules"}
+    ),
 }
 
 
@@ -234,6 +242,24 @@ class Buckets:
             for upload in list(uploads):
                 self._abort(record, str(upload["Key"]), str(upload["UploadId"]))
         return deleted
+
+    def undelete(self, record: StateRecord, prefix: str, since: datetime) -> Contents:
+        """See BucketHandler.undelete. What is newer than the old version goes for good: markers and replacements."""
+        by_key: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for page in self._versions(record, prefix):
+            for entry in page:
+                by_key[str(entry["Key"])].append(entry)
+        newer: list[dict[str, Any]] = []
+        sizes: list[int] = []
+        for entries in by_key.values():
+            then = max((item for item in entries if item["LastModified"] < since), key=_modified, default=None)
+            later = [item for item in entries if item["LastModified"] >= since]
+            if later and then is not None and "Size" in then:  # a marker has none
+                newer += later
+                sizes.append(int(then["Size"]))
+        for first in range(0, len(newer), _AT_ONCE):
+            self._delete_all(record, newer[first : first + _AT_ONCE])
+        return Contents(objects=len(sizes), size_bytes=sum(sizes))
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. The run's bucket is the one in its URI, in any region."""
@@ -366,12 +392,24 @@ def _rules(settings: Mapping[str, Value]) -> list[dict[str, Any]]:
             }
             for number, (prefix, days) in enumerate(expiring)
         ),
+        *([_undelete_rule(settings["undelete_days"])] if settings["undelete_days"] else ()),
     ]
+
+
+def _undelete_rule(days: Value) -> dict[str, Any]:
+    return {
+        "ID": _UNDELETE_RULE,
+        "Status": "Enabled",
+        "Filter": {"Prefix": ""},
+        "NoncurrentVersionExpiration": {"NoncurrentDays": days},
+        # A marker of a deletion, once no version is left behind it.
+        "Expiration": {"ExpiredObjectDeleteMarker": True},
+    }
 
 
 def _of_rules(lifecycle: Mapping[str, Any]) -> dict[str, Json]:
     """The settings in a lifecycle configuration; a rule that differs from ours is a further one."""
-    abort_days = 0
+    abort_days = undelete_days = 0
     expire_days: dict[str, Json] = {}
     further: list[Json] = []
     for rule in lifecycle.get("Rules", []):
@@ -384,9 +422,20 @@ def _of_rules(lifecycle: Mapping[str, Any]) -> dict[str, Json]:
             abort_days = int(days)
         elif enabled and name.startswith(_EXPIRE_RULE) and expires and days is None and prefix:
             expire_days[str(prefix)] = int(expires)
+        elif name == _UNDELETE_RULE and rule == _undelete_rule(kept := _noncurrent_days(rule)):
+            undelete_days = kept
         else:
             further.append(name)
-    return {"abort_uploads_days": abort_days, "expire_days": expire_days, "further_rules": further}
+    return {
+        "abort_uploads_days": abort_days,
+        "expire_days": expire_days,
+        "undelete_days": undelete_days,
+        "further_rules": further,
+    }
+
+
+def _noncurrent_days(rule: Mapping[str, Any]) -> int:
+    return int(rule.get("NoncurrentVersionExpiration", {}).get("NoncurrentDays", 0))
 
 
 def _of_policy(response: Mapping[str, Any], arn: str, desired: Sequence[str]) -> dict[str, Json]:
@@ -446,6 +495,10 @@ def _public(response: Mapping[str, Any]) -> str:
 def _ownership(response: Mapping[str, Any]) -> str:
     rules = response.get("OwnershipControls", {}).get("Rules", [])
     return str(rules[0].get("ObjectOwnership")) if rules else "ObjectWriter"
+
+
+def _modified(entry: Mapping[str, Any]) -> datetime:
+    return entry["LastModified"]
 
 
 def _sequence(value: Value) -> Sequence[Value]:

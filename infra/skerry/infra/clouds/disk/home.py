@@ -18,6 +18,7 @@ from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from skerry.infra.clouds.operator_access import OperatorAccess
     from skerry.infra.clouds.store_credentials import StoreCredentials
@@ -128,6 +129,11 @@ class Folders:
     def empty(self, state_record: StateRecord, prefix: str = "") -> Contents:
         """See BucketHandler.empty. The store deletes the run's objects."""
         return self.contents(state_record, prefix)
+
+    def undelete(self, state_record: StateRecord, prefix: str, since: datetime) -> Contents:
+        """See BucketHandler.undelete. A folder keeps nothing."""
+        del prefix, since
+        raise Invalid(f"{state_record.name} keeps no deleted files; restore them from the backups of its disk")
 
 
 def folder_of(run_uri: str) -> Path:

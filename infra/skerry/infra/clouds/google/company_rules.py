@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.google.gcs import Bucket
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from skerry.infra.provision.graph import Resource
     from skerry.infra.spec.model import Spec
 
+_DAY_S: Final = 24 * 3600
+
 
 def under_rules(resource: Resource, spec: Spec, keys: Collection[str]) -> Resource:
     """The resource as the rules demand it. Of a bucket that is the user's own a plan has a note if it differs."""
     del keys
-    key = spec.google.kms_key
-    if isinstance(resource, Bucket) and key is not None:
-        return replace(resource, kms_key=key)
+    if isinstance(resource, Bucket):
+        kept_s = (spec.google.undelete_days or 0) * _DAY_S
+        return replace(resource, kms_key=spec.google.kms_key or "", soft_delete_s=kept_s)
     return resource
 
 

@@ -1,8 +1,9 @@
 """The Cloud Storage bucket that holds a run, with all settings that make it safe.
 
-No public access, permissions by IAM only, no old versions and no soft-deleted objects, which would cost money: every
-round's payloads would be stored for a week. Nothing of a run expires by age; see `clouds.aws.s3`. Replicas cannot
-overwrite decisions, commits or receipts, because overwriting needs the permission to delete; see `policies`.
+No public access, permissions by IAM only, no old versions. Soft-deleted objects cost money, because every round's
+payloads are stored for a week or longer, so there are none unless the spec asks for them (`undelete_days`). Nothing of
+a run expires by age; see `clouds.aws.s3`. Replicas cannot overwrite decisions, commits or receipts, because overwriting
+needs the permission to delete; see `policies`.
 Sources: the discovery document of storage v1; Cloud Storage, "Soft delete", "Object Lifecycle Management".
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -33,7 +35,7 @@ from skerry.infra.clouds.handler_helpers import (
     wait_visible,
 )
 from skerry.infra.provision.graph import Life, Resource
-from skerry.infra.provision.handler import Condition, Observed
+from skerry.infra.provision.handler import Condition, Contents, Observed
 from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.graph import Json, Value
-    from skerry.infra.provision.handler import Contents, Desired, StateRecord
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 ENFORCED: Final = "enforced"
 
@@ -189,6 +191,20 @@ class Buckets:
             progress,
         )
 
+    def undelete(self, record: StateRecord, prefix: str, since: datetime) -> Contents:
+        """See BucketHandler.undelete. Of several deleted generations the one that was live then is restored."""
+        query = {"prefix": prefix, "softDeleted": "true", "maxResults": str(_AT_ONCE)}
+        query |= {"fields": "items(name,generation,size,timeCreated,softDeleteTime),nextPageToken"}
+        restored = [
+            entry
+            for page in self._pages(record.name, query)
+            for entry in page
+            if _time(entry["timeCreated"]) < since <= _time(entry["softDeleteTime"])
+        ]
+        with ThreadPoolExecutor(_STREAMS, thread_name_prefix="google") as pool:
+            list(pool.map(functools.partial(self._restore_object, record.name), restored))
+        return Contents(objects=len(restored), size_bytes=sum(int(entry["size"]) for entry in restored))
+
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. The run's bucket is the one in its URI, in any region."""
         del regions
@@ -243,7 +259,10 @@ class Buckets:
     def _versions(self, name: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
         """Objects and their older versions, a thousand at a time."""
         query = {"prefix": prefix, "versions": "true", "maxResults": str(_AT_ONCE)}
-        query |= {"fields": "items(name,generation,size),nextPageToken"}
+        return self._pages(name, query | {"fields": "items(name,generation,size),nextPageToken"})
+
+    def _pages(self, name: str, query: Mapping[str, str]) -> Iterator[list[dict[str, Any]]]:
+        query = dict(query)
         while True:
             page = self._call("GET", f"{_path(name)}/o", query=query)
             if page.get("items"):
@@ -255,6 +274,10 @@ class Buckets:
     def _delete_all(self, bucket: str, page: Sequence[Mapping[str, Any]]) -> None:
         with ThreadPoolExecutor(_STREAMS, thread_name_prefix="google") as pool:
             list(pool.map(functools.partial(self._delete_object, bucket), page))
+
+    def _restore_object(self, bucket: str, entry: Mapping[str, Any]) -> None:
+        path = f"{_path(bucket)}/o/{quote(str(entry['name']), safe='')}/restore"
+        self._call("POST", path, query={"generation": str(entry["generation"])})
 
     def _delete_object(self, bucket: str, entry: Mapping[str, Any]) -> None:
         generation = {"generation": str(entry["generation"])}
@@ -269,6 +292,10 @@ class Buckets:
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         return self._google.call("storage", method, path, body=body, query=query)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def _path(bucket: str) -> str:
