@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -24,7 +26,6 @@ from skerry.testing.plugin import skerry_google
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from skerry.testing.google import GoogleSandbox
     from skerry.testing.sandbox import Sandbox
@@ -34,6 +35,7 @@ __all__ = ["skerry_google"]
 ROLE: Final = "arn:aws:iam::123456789012:role/deployer"
 ELSEWHERE: Final = ROLE.replace("123456789012", "210987654321")
 DEPLOYER: Final = "deployer@skerry-sandbox.iam.gserviceaccount.com"
+SESSION: Final = re.compile(r"\b(?:Aws|Google)\(")
 RUN: Final = "s3://acme-skerry/runs/tiny"
 COMMANDS: Final = (
     "validate {}",
@@ -45,6 +47,14 @@ COMMANDS: Final = (
     "doctor {}",
     "state list {}",
     "runs {}",
+    "import aws_bucket.store {} --auto-approve",
+    "unlock {}",
+    "graph {}",
+    "report {} --output {}.html",
+    "artifacts {}",
+    "pin {} --list",
+    "extend {} --rounds 9",
+    "replicate {} --to file://{}.mirror",
     "cancel {} --auto-approve",
     "destroy {} --yes --data",
 )
@@ -129,6 +139,16 @@ def test_all_commands_and_their_store_use_the_assumed_role(tmp_path: Path, skerr
     secrets = [text for session in sessions() for text in (session.secret_access_key, session.session_token)]
     assert len(secrets) > 10
     assert not any(secret in text for secret in secrets for text in texts)
+
+
+def test_sessions_of_a_spec_are_opened_in_one_place() -> None:
+    core = Path(targets.__file__).parents[1]
+    opening = {path.relative_to(core).as_posix() for path in core.rglob("*.py") if SESSION.search(path.read_text())}
+    # Executors have no spec. An assumed role has a session of its own for the credentials that assume it.
+    assert {path for path in opening if not path.startswith("executors/")} == {
+        "clouds/operator_access.py",
+        "clouds/aws/session.py",
+    }
 
 
 def test_profile_has_precedence_over_the_environment(tmp_path: Path, skerry_sandbox: Sandbox, profile: str) -> None:
