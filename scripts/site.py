@@ -48,7 +48,7 @@ MENU: Final = {
         "docs/serverless",
         "docs/restore",
     ),
-    "Concepts": ("docs/concepts",),
+    "Concepts": ("docs/concepts", "docs/threat-model", "docs/security-review"),
     "Reference": (
         "docs/reference/spec",
         "docs/reference/commands",
