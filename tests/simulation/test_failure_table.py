@@ -97,12 +97,12 @@ PAYLOAD, CONTRIBUTION = "payloads/00000001/", "contributions/00000001-0000/"
     ("start", "moment"), [(PAYLOAD, "before"), (PAYLOAD, "after"), (CONTRIBUTION, "before"), (CONTRIBUTION, "after")]
 )
 def test_others_decide_within_the_stale_time_after_a_kill_near_an_upload(start: str, moment: str) -> None:
-    simulation, result = checked(calm(rounds=8), once("r-1", "create", start, moment, "crash"))
+    simulation, result = checked(calm(rounds=12), once("r-1", "create", start, moment, "crash"))
     assert result.faults["crash"] == 1
     assert waited(result, 1) <= STALE_S + GRACE_S + POLLS_S
     members = simulation.checker.members
-    assert all({"r-0", "r-2"} <= set(members[n]) for n in range(8))
-    assert any("r-1" in members[n] for n in range(2, 8))
+    assert all({"r-0", "r-2"} <= set(members[n]) for n in range(12))
+    assert any("r-1" in members[n] for n in range(2, 12))
     assert ("r-1" in members[1]) == ((start, moment) == (CONTRIBUTION, "after"))
 
 

@@ -111,6 +111,8 @@ def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManife
         try:
             manifest = checkpoint.manifest(store, chosen)
             if manifest is not None:
+                if round_number is None:  # a round that is named needs no proof
+                    RunLog(store, run).check_backed(chosen)
                 return run, manifest, trained_model(_read_checkpoint(store, run, manifest))
         except Corrupt as error:
             if store.read(keys.checkpoint_manifest(chosen)) is not None:

@@ -7,17 +7,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from tests.kit.events import logged_events
 from tests.kit.forger import CLOSED, UNKNOWN, Forger, take_over, train_pair
 from tests.kit.managers import Island, assert_same_parameters, together
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.errors import Diverged
+from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.export import load
 from skerry.runtime.log import keys
+from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ROUNDS = 5
 
@@ -64,6 +68,33 @@ def test_replica_joins_without_a_checkpoint_that_no_contributions_back(
     assert (failure["round"], "is stray" in failure["error"]) == (ROUNDS, True)
     assert newcomer.manager.current_step() == CLOSED
     assert_same_parameters([newcomer, a])
+
+
+def test_replica_joins_past_a_checkpoint_of_another_log(events: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    [a, _] = train_pair(store)
+    newest = checkpoint.complete(store)[0]
+    for entry in store.list(keys.start_after(keys.CHECKPOINTS, newest)):
+        store.delete(entry.key)
+    Forger(store).save(newest, UNKNOWN)
+    newcomer = Island(store, "c", seed=9)
+    newcomer.join()
+    assert "belongs to another log" in logged_events(events, "checkpoint_failed")[0]["error"]
+    assert newcomer.manager.current_step() == CLOSED
+    assert_same_parameters([newcomer, a])
+
+
+def test_exported_model_is_of_a_round_that_replicas_have_closed(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for island in train_pair(store):
+        island.stop()
+    newest = checkpoint.complete(store)[0]
+    sound = load(store.uri)
+    take_over(Forger(store), ROUNDS)
+    with pytest.raises(Corrupt, match=rf"is stray: no contributions .* other checkpoints: {newest}"):
+        load(store.uri)
+    named = load(store.uri, round=newest)
+    assert all(torch.equal(named[name], tensor) for name, tensor in sound.items())
 
 
 def test_lost_commit_is_no_stray_record() -> None:

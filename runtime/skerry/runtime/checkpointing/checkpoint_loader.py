@@ -9,10 +9,9 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
 from skerry.runtime.checkpointing.shared_state import is_state, part_at
-from skerry.runtime.errors import Corrupt, Diverged, Invalid
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.log import STRAY_REMEDY
-from skerry.runtime.log.records import CheckpointManifest, Record, Work
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Record, Work
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 
@@ -101,7 +100,7 @@ class CheckpointLoader:
                         continue
                     if undisputed is not None and not self._leads_on(round_number, undisputed):
                         continue
-                    last = self._read_closing_commit(round_number)
+                    last = self._read_closing_commit(manifest)
                     evidence = self._evidence_of(manifest)
                 except Corrupt as error:
                     _failed(round_number, error)
@@ -113,15 +112,13 @@ class CheckpointLoader:
                     work = 0.0 if last is None else last.record.work
                     yield _Candidate(manifest=manifest, evidence=evidence, work=work)
 
-    def _read_closing_commit(self, round_number: int) -> Stored[Commit] | None:
-        """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless replicas back it."""
-        if round_number == 0:
-            return None
-        last = self._log.read_commit(round_number - 1, exists=True)
-        if last is None or not self._log.is_backed(last.record):
+    def _read_closing_commit(self, manifest: CheckpointManifest) -> Stored[Commit] | None:
+        """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless it is of this log."""
+        last = self._log.check_backed(manifest.round)
+        if (manifest.run, manifest.commit) != (self._log.run.nonce, GENESIS if last is None else last.digest):
             raise Corrupt(
-                f"checkpoint {keys.checkpoint_manifest(round_number)} is stray: no contributions of min_replicas="
-                f"{self._log.run.min_replicas} replicas have closed round {round_number - 1}; {STRAY_REMEDY}"
+                f"checkpoint {keys.checkpoint_manifest(manifest.round)} belongs to another log: run={manifest.run} "
+                f"commit={manifest.commit[:12]}"
             )
         return last
 
@@ -152,10 +149,6 @@ class CheckpointLoader:
 
         def read() -> str | None:
             nonlocal state
-            if rank == 0 and (
-                manifest.run != self._log.run.nonce or manifest.commit != self._log.read_previous_digest(manifest.round)
-            ):
-                raise Diverged(f"{where} belongs to another log: run={manifest.run} commit={manifest.commit[:12]}")
             if (saved := len(manifest.shards) or 1) != size:
                 raise Invalid(
                     f"{where} was saved by {saved} ranks, this replica has world_size={size}; "

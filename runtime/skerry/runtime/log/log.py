@@ -182,6 +182,16 @@ class RunLog:
             )
         return False
 
+    def check_backed(self, closed: int) -> Stored[Commit] | None:
+        """The commit of the last of `closed` rounds; None if `closed` is 0. Raises Corrupt unless it is backed."""
+        last = None if closed == 0 else self.read_commit(closed - 1, exists=True)
+        if closed and (last is None or not self.is_backed(last.record)):
+            raise Corrupt(
+                f"checkpoint {keys.checkpoint_manifest(closed)} is stray: no contributions of "
+                f"min_replicas={self.run.min_replicas} replicas have closed round {closed - 1}; {STRAY_REMEDY}"
+            )
+        return last
+
     def _is_backed_exchange(self, commit: Commit, exchange: int) -> bool:
         decision = self.read_decision(commit.round, exchange, exists=True)
         if decision is None or decision.digest != commit.exchanges[exchange]:
