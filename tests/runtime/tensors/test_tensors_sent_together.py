@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import tracemalloc
 
 import pytest
 import torch
@@ -48,3 +50,22 @@ def test_separate_views_of_one_storage_travel_together() -> None:
     for tensor in (fused[:, :4], fused[:, 4:], flat[::2], flat[1::2], fused[0, :0], torch.zeros(0)):
         batch.add(tensor, "avg")
     assert len(batch.index().tensors) == 6
+
+
+def test_nothing_is_kept_of_a_batch() -> None:
+    tensors = [torch.zeros(4) for _ in range(20)]
+
+    def send() -> None:
+        batch = TensorBatch("none", 2)
+        for tensor in tensors:
+            batch.add(tensor, "sum")
+
+    send()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(100):
+        send()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 100_000

@@ -159,12 +159,10 @@ class TensorBatch:
             torch.accelerator.synchronize(device)
 
 
-class _Memory:
+class _Addresses:
     """The addresses of a tensor's elements; never read. The attribute is numpy's protocol for foreign memory."""
 
-    def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        self.name = name
-        strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
+    def __init__(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (tensor.data_ptr(), True),
@@ -172,7 +170,16 @@ class _Memory:
             "shape": tuple(tensor.shape),
             "strides": strides,
         }
-        self._elements: npt.NDArray[np.void] = np.asarray(self)
+
+
+class _Memory:
+    """The memory that the elements of a tensor are in."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name = name
+        strides = tuple(stride * tensor.itemsize for stride in tensor.stride())
+        # Of an object of its own: an array refers to what it is made of, and Python never frees a cycle with an array.
+        self._elements: npt.NDArray[np.void] = np.asarray(_Addresses(tensor, strides))
         self.begin = tensor.data_ptr()
         reach = (stride * (size - 1) for stride, size in zip(strides, tensor.shape, strict=True))
         self.end = self.begin + sum(reach) + tensor.itemsize
