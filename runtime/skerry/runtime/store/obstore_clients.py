@@ -139,9 +139,11 @@ def _s3(
         raise Invalid(f"s3://{bucket} is a directory bucket with unordered listings; use a general purpose bucket")
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoint = next((environment[name] for name in names if environment.get(name)), "")
-    is_foreign = aws_from_google(environment) is not None
-    is_fixed = own is None and not is_foreign and any(environment.get(name) for name in _FIXED_KEYS)
+    has_fixed = any(environment.get(name) for name in _FIXED_KEYS)
+    is_fixed = own is None and has_fixed and aws_from_google(environment) is None
     config = _s3_config(bucket, environment, endpoint)
+    if own is not None:
+        config["skip_signature"] = False  # obstore reads AWS_SKIP_SIGNATURE itself
     options = _plain_http(endpoint)
     if ca_bundle := environment.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(ca_bundle).read_bytes()
@@ -242,14 +244,16 @@ def _gcs(
     if endpoint:
         config["base_url"] = endpoint
     options = _plain_http(endpoint)
-    is_foreign = google_from_aws(environment) is not None
-    is_fixed = not emulator and own is None and not is_foreign and bool(environment.get(ACCESS_TOKEN))
+    if emulator:  # it must not receive a person's login
+        own = None
+    if own is not None:
+        config["skip_signature"] = False  # obstore reads GOOGLE_SKIP_SIGNATURE itself
+    has_token = own is None and not emulator and bool(environment.get(ACCESS_TOKEN))
+    is_fixed = has_token and google_from_aws(environment) is None
 
     def connect() -> Clients:
         # A provider has precedence over a token.
-        # An emulator must not receive a person's login.
-        is_own = own is not None and not emulator
-        provider = own if is_own else _google_provider(environment, is_emulator=bool(emulator))
+        provider = own or _google_provider(environment, is_emulator=bool(emulator))
 
         def create(times: ClientConfig) -> GCSStore:
             return GCSStore(

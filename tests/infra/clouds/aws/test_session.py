@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from tests.infra.clouds.aws.account import ACCOUNT, REGION, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.errors import Kind, action_of, kind_of
-from skerry.infra.clouds.aws.session import Aws, code_of
+from skerry.infra.clouds.aws.session import Aws, Login, code_of
 from skerry.infra.clouds.handler_helpers import Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
@@ -133,6 +134,23 @@ def test_malformed_number_of_attempts_is_refused(written: str) -> None:
 def test_missing_profile_is_named() -> None:
     with pytest.raises(Invalid, match="nobodys-profile"):
         Aws(FakeClock(), {"AWS_PROFILE": "nobodys-profile"}).identity()
+
+
+def test_profile_of_a_login_replaces_one_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[profile prod]\nregion = cn-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "nobodys-profile")
+    assert Aws(FakeClock(), os.environ, Login(profile="prod")).partition("cn-north-1") == "aws-cn"
+
+
+def test_profile_of_a_login_without_keys_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    session_ = "[sso-session s]\nsso_region = us-east-1\nsso_start_url = https://acme.example/start\n"
+    profile = "[profile prod]\nsso_session = s\nsso_account_id = 123456789012\nsso_role_name = x\n"
+    (tmp_path / "config").write_text(profile + session_)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    aws = Aws(FakeClock(), {}, Login(profile="prod", profile_place="aws.profile (spec:3:4)"))
+    with pytest.raises(Unauthorized, match=r"aws\.profile \(spec:3:4\) has none: run `aws sso login --profile prod`"):
+        aws.identity()
 
 
 def test_region_comes_from_environment_or_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.infra.clouds.answering import Answers, at_once
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.errors import Kind, failure, kind_of, parse_refusal
+from skerry.infra.clouds.google.login import Impersonation
 from skerry.infra.clouds.google.session import Disabled, Google, Identity, refused
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
@@ -349,6 +350,50 @@ def test_missing_credentials_file_is_unauthorized(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(Unauthorized, match=r"none\.json"):
         Google(FakeClock(), {"GOOGLE_CLOUD_PROJECT": "acme"}).identity()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (refusal(503, "UNAVAILABLE", "later"), Retryable, "no credentials from Google: later"),
+        (refusal(429, "RESOURCE_EXHAUSTED", "slower"), Retryable, "no credentials from Google: slower"),
+        ((502, b"<html>Bad Gateway</html>"), Retryable, "no credentials from Google: .*Bad Gateway"),
+        (row(accessToken="ya29.secret"), Retryable, r"no credentials from Google: [^.]*\(RefreshError\)$"),
+        (
+            refusal(401, "UNAUTHENTICATED", "expired"),
+            Unauthorized,
+            "no valid credentials of Google Cloud: expired; ",
+        ),
+        (denied("no"), Unauthorized, "spec: .* may not act as a@b.c: no; give them roles/iam.serviceAccountTokenCr"),
+        (denied("off", NO_SERVICE), Unauthorized, "may not act as a@b.c: off; run `gcloud services enable iamcreden"),
+        (refusal(404, "NOT_FOUND", "unknown account"), Unauthorized, "may not act as a@b.c: unknown account$"),
+    ],
+)
+def test_refusal_to_act_as_an_account_is_translated(
+    server: Answers, clock: FakeClock, answer: tuple[int, bytes], error: type[SkerryError], text: str
+) -> None:
+    server.give(answer)
+    google = acting(server.endpoint, clock)
+    for call in (google.login.access_token, google.identity):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_call_is_repeated_while_iam_is_busy(server: Answers, clock: FakeClock) -> None:
+    token = row(accessToken="token", expireTime="2999-01-01T00:00:00Z")
+    server.give(refusal(503, "UNAVAILABLE", "later"), token, row(name="x"))
+    assert acting(server.endpoint, clock).call_once("iam", "POST", "v1/x") == {"name": "x"}
+    assert len(server.requests) == 3
+
+
+def test_unreachable_iam_is_retryable(clock: FakeClock) -> None:
+    with pytest.raises(Retryable, match="no credentials from Google"):
+        acting("http://127.0.0.1:9", clock).login.access_token()
+
+
+def acting(endpoint: str, clock: FakeClock) -> Google:
+    variables = environment(endpoint, CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS=endpoint)
+    return Google(clock, variables, impersonation=Impersonation(account="a@b.c", place="spec"))
 
 
 def test_missing_library_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

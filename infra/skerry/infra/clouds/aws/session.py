@@ -151,7 +151,7 @@ class Aws:
 
     def partition(self, region: str) -> str:
         """The AWS partition of a region, from the SDK's own data, without a call. Raises Invalid."""
-        with self._making, _Translated("sts", "session"):
+        with self._making, self._translated("sts", "session"):
             return str(self._opened().get_partition_for_region(region))
 
     def call(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Aws:
         def following() -> dict[str, Any] | None:
             nonlocal pages
             try:
-                with _Translated(service, operation):
+                with self._translated(service, operation):
                     return next(pages, None)
             except Retryable:  # the iterator has ended and lost its position
                 pages = itertools.islice(paginator.paginate(**parameters), count, None)
@@ -193,7 +193,7 @@ class Aws:
             yield from page.get(result_key, [])
 
     def _sent(self, client: Any, service: str, operation: str, parameters: Mapping[str, object]) -> dict[str, Any]:
-        with _Translated(service, operation):
+        with self._translated(service, operation):
             return getattr(client, operation)(**parameters)
 
     def _repeated(self, ask: Callable[[], T], *, once: bool) -> T:
@@ -221,7 +221,7 @@ class Aws:
         where = region or self.region() or REGION_OF_GLOBAL
         with self._making:
             if (service, where, once) not in self._clients:
-                with _Translated(service, "client"):
+                with self._translated(service, "client"):
                     client = self._new_client(service, where, 1 if once else self._attempts())
                 self._client_made(service, client)
                 self._clients[service, where, once] = client
@@ -257,11 +257,11 @@ class Aws:
         return None if self.login is None else StoreCredentials(self._keys, self.clock)
 
     def _keys(self) -> Mapping[str, str | None]:
-        with _Translated("sts", "session"):
+        with self._translated("sts", "session"):
             with self._making:
                 credentials = self._opened().get_credentials()
             if credentials is None:
-                raise Unauthorized("no AWS credentials for the store; log in, then try again")
+                raise Unauthorized(f"no AWS credentials for the store{self._advice()}")
             keys = credentials.get_frozen_credentials()
         return {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, "token": keys.token}
 
@@ -273,12 +273,13 @@ class Aws:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
         login = self.login or Login()
         key = None if login.profile else self._environment.get("AWS_ACCESS_KEY_ID") or None
-        base: Any = botocore.session.get_session()  # pyright: ignore[reportUnknownMemberType]
-        base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
-        profile = login.profile or (None if key else self._environment.get("AWS_PROFILE") or None)
+        # A profile of its own has precedence over AWS_PROFILE, which may name one that is missing.
+        base: Any = botocore.session.Session(profile=login.profile)
         if login.profile is not None and login.profile not in base.available_profiles:
             advice = f"write one that exists, or run `aws configure sso --profile {login.profile}`"
             raise Invalid(f"{login.profile_place}: no profile {login.profile} in ~/.aws/config; {advice}")
+        base.register_component("data_loader", _loader(base.get_config_variable("data_path")))
+        profile = login.profile or (None if key else self._environment.get("AWS_PROFILE") or None)
         if login.role is not None:
             base.register_component("credential_provider", self._assumed(login))
             key = None
@@ -317,6 +318,16 @@ class Aws:
 
         return _CredentialSource(DeferredRefreshableCredentials(fetch, "assume-role", time_fetcher=now))
 
+    def _translated(self, service: str, operation: str) -> _Translated:
+        return _Translated(service, operation, self._advice())
+
+    def _advice(self) -> str:
+        """The end of an error for missing credentials."""
+        login = self.login
+        if login is None or login.profile is None:
+            return "; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws sso login`"
+        return f"; {login.profile_place} has none: run `aws sso login --profile {login.profile}`, or add keys to it"
+
     def _attempts(self) -> int:
         attempts = self._environment.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS
         if not attempts.isdecimal() or int(attempts) == 0:
@@ -332,7 +343,7 @@ class Aws:
         region = self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION")
         if region:
             return region
-        with self._making, _Translated("sts", "session"):
+        with self._making, self._translated("sts", "session"):
             return self._opened().region_name or None
 
 
@@ -376,11 +387,12 @@ _ERRORS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
 
 
 class _Translated:
-    """Translates boto3's errors into ours."""
+    """Translates boto3's errors into ours. advice: the end of one for missing credentials."""
 
-    def __init__(self, service: str, operation: str) -> None:
+    def __init__(self, service: str, operation: str, advice: str) -> None:
         self._service = service
         self._operation = operation
+        self._advice = advice
 
     def __enter__(self) -> None:
         pass
@@ -389,14 +401,14 @@ class _Translated:
         # Compared by module, because naming botocore's classes would import it.
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
         if error is not None and modules & {"botocore", "boto3"}:
-            raise _error_of(self._service, self._operation, error) from error
+            raise _error_of(self._service, self._operation, error, self._advice) from error
 
 
-def _error_of(service: str, operation: str, error: BaseException) -> SkerryError:
+def _error_of(service: str, operation: str, error: BaseException, advice: str) -> SkerryError:
     response: dict[str, Any] | None = getattr(error, "response", None)
     action = action_of(service, operation)
     if response is None:
-        return _client_error(service, action, error)
+        return _client_error(service, action, error, advice)
     body: dict[str, Any] = response.get("Error", {})
     code, message = str(body.get("Code", "")), str(body.get("Message", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -410,13 +422,10 @@ def _error_of(service: str, operation: str, error: BaseException) -> SkerryError
     return error_type(template.format(description))
 
 
-def _client_error(service: str, action: str, error: BaseException) -> SkerryError:
+def _client_error(service: str, action: str, error: BaseException, advice: str) -> SkerryError:
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & _NO_CREDENTIALS:
-        return Unauthorized(
-            f"no AWS credentials for {action}: {error}; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or run `aws sso login`"
-        )
+        return Unauthorized(f"no AWS credentials for {action}: {error}{advice}")
     if names & _NO_ANSWER:
         return Retryable(f"no answer from AWS's {service}: {action}: {error}")
     return Invalid(f"cannot call AWS: {action}: {error}")

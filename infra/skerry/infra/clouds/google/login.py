@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from skerry.infra.clouds.google.errors import Kind, Refusal, kind_of, parse_refusal
 from skerry.infra.clouds.store_credentials import StoreCredentials
-from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.http import google_error_text, redact
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ QUOTA: Final = "GOOGLE_CLOUD_QUOTA_PROJECT"
 _SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 # In google-auth's error if IAM refuses a token of the account.
 _REFUSED: Final = "Unable to acquire impersonated credentials"
+_ADVICE: Final[Mapping[Kind | None, str]] = {
+    Kind.DENIED: "; give them roles/iam.serviceAccountTokenCreator on it",
+    Kind.DISABLED: "; run `gcloud services enable iamcredentials.googleapis.com` in the project that it names",
+}
+# Of an answer that is not IAM's own, such as a proxy's page.
+_BAD_GATEWAY: Final = 502
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +74,14 @@ class Login:
         return "the token's owner" if self._environment.get(TOKEN) else "your own login"
 
     def access_token(self) -> str:
-        """An access token that is valid now. Raises Unauthorized."""
+        """An access token that is valid now. Raises Unauthorized, or Retryable without an answer."""
         credentials = self.credentials
         with self._lock:
             if not credentials.valid:
                 try:
                     credentials.refresh(importlib.import_module("google.auth.transport.requests").Request())
                 except importlib.import_module("google.auth.exceptions").GoogleAuthError as error:
-                    raise self.unauthorized(error) from error
+                    raise self.meaning(error) from error
             return str(credentials.token)
 
     def store_credentials(self, clock: Clock) -> StoreCredentials | None:
@@ -82,18 +90,25 @@ class Login:
             return None
         return StoreCredentials(lambda: {"token": self.access_token()}, clock)
 
-    def unauthorized(self, error: Exception) -> Unauthorized:
-        """The error for an error of google-auth: no valid credentials, or they may not act as the account."""
+    def meaning(self, error: Exception) -> SkerryError:
+        """The error for an error of google-auth: no answer, no valid credentials, or they may not act as the account.
+
+        None of these requests reached the service that was called.
+        """
         acting = self.impersonation
-        if acting is not None and _REFUSED in str(error):
+        refused = None if acting is None or _REFUSED not in str(error) else _refusal_of(error)
+        # Further arguments are whole responses, which may contain a token.
+        text = str(error.args[0] if error.args else error) if refused is None else redact(google_error_text(error))
+        kind = None if refused is None else kind_of(refused)
+        if kind is Kind.BUSY or getattr(error, "retryable", False) or _is_of_transport(error):
+            return Retryable(f"no credentials from Google: {text}")
+        if acting is None or kind in {None, Kind.EXPIRED}:
             return Unauthorized(
-                f"{acting.place}: these credentials may not act as {acting.account}: "
-                f"{redact(google_error_text(error))}; give them roles/iam.serviceAccountTokenCreator on it"
+                f"no valid credentials of Google Cloud: {text}; run `gcloud auth application-default login`, or set "
+                f"GOOGLE_APPLICATION_CREDENTIALS or {TOKEN}"
             )
-        return Unauthorized(
-            f"no valid credentials of Google Cloud: {error}; run `gcloud auth application-default login`, or set "
-            f"GOOGLE_APPLICATION_CREDENTIALS or {TOKEN}"
-        )
+        advice = _ADVICE.get(kind, "")
+        return Unauthorized(f"{acting.place}: these credentials may not act as {acting.account}: {text}{advice}")
 
     def _find(self) -> tuple[Any, str | None]:
         try:
@@ -107,7 +122,7 @@ class Login:
         try:
             return auth.default(scopes=_SCOPES)
         except auth.exceptions.GoogleAuthError as error:
-            raise self.unauthorized(error) from error
+            raise self.meaning(error) from error
 
     def _act_as(self, acting: Impersonation, source: Any) -> Any:
         return importlib.import_module("google.auth.impersonated_credentials").Credentials(
@@ -117,3 +132,17 @@ class Login:
             quota_project_id=self._environment.get(QUOTA) or None,
             iam_endpoint_override=f"{self._iam}/v1/projects/-/serviceAccounts/{acting.account}:generateAccessToken",
         )
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    """IAM's answer, which google-auth passes on without its status."""
+    body = str(error.args[-1])
+    try:
+        status = int(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        status = _BAD_GATEWAY
+    return parse_refusal(status, body.encode())
+
+
+def _is_of_transport(error: Exception) -> bool:
+    return isinstance(error, importlib.import_module("google.auth.exceptions").TransportError)

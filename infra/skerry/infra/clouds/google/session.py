@@ -312,10 +312,11 @@ class Google:
             answer = session.request(method, url, timeout=(_CONNECT_S, _READ_S), **parameters)
             if answer.status_code < 400 and "json" in parameters and answer.content:
                 answer.json()
-        except auth.TransportError as error:
-            raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except auth.GoogleAuthError as error:
-            raise self.login.unauthorized(error) from error
+            meaning = self.login.meaning(error)
+            if isinstance(meaning, Retryable):
+                raise _NoAnswerError(f"{service}: {meaning}", sent=False) from error
+            raise meaning from error
         except (requests.ConnectTimeout, requests.ProxyError) as error:
             raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:

@@ -92,8 +92,8 @@ class Creator:
         if answer is not None:
             return self._google.meaning("aiplatform", what, answer)
         auth = importlib.import_module("google.auth.exceptions")
-        if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
-            return self._google.login.unauthorized(error)
+        if isinstance(error, auth.GoogleAuthError):
+            return self._google.login.meaning(error)
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
         # Any other failure of the connection: there may be a job.
         watched = modules & {"google", "requests", "urllib3"}
