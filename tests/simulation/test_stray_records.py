@@ -24,7 +24,7 @@ BEYOND = 10_000
 
 
 def strand(simulation: Simulation, distance: int) -> None:
-    """Create a commit of a round that no run here reaches, and the newest checkpoint's manifest after it."""
+    """Create a commit of a round that no run here reaches, and after it a copy of the newest checkpoint."""
     engine = simulation.bucket.engine
     run = engine.read(keys.RUN)
     if run is None:
@@ -35,6 +35,9 @@ def strand(simulation: Simulation, distance: int) -> None:
     manifests = [entry.key for entry in engine.list(keys.CHECKPOINTS) if entry.key.endswith(keys.MANIFEST)]
     if manifests:
         record = CheckpointManifest.model_validate_json(bytes(engine.read(manifests[-1]) or b""))
+        for part in record.parts:
+            body = engine.read(keys.checkpoint_part(keys.round_of(manifests[-1]), part.digest))
+            engine.create(keys.checkpoint_part(number + 1, part.digest), body or b"")
         moved = record.model_copy(update={"round": number + 1, "seal": None}).sealed()
         engine.create(keys.checkpoint_manifest(number + 1), moved.to_bytes())
     simulation.world.fault("stray", "compromised", keys.commit(number))

@@ -165,6 +165,7 @@ class GarbageCollector:
         self._parts: dict[int, Mapping[str, int] | None] = {}
         self._closed: deque[tuple[float, int]] = deque()
         self._old_before = 0
+        self._newest_closed = 0
         self._swept = 0
         self._listings = 0
         self._blocked_by: str | None = None
@@ -172,6 +173,7 @@ class GarbageCollector:
     def note_closed(self, rounds: int) -> None:
         """Takes note that so many rounds are closed now. Until a round is noted, its objects stay."""
         now = self._clock.now()
+        self._newest_closed = max(self._newest_closed, rounds)
         self._closed.append((now, rounds))
         while self._closed and self._closed[0][0] <= now - self._retention.age_s:
             self._old_before = max(self._old_before, self._closed.popleft()[1])
@@ -223,10 +225,13 @@ class GarbageCollector:
         return needed
 
     def _complete(self, checkpoints: Sequence[Entry]) -> Iterator[int]:
-        """Yields rounds with a readable manifest and all parts in full length, newest first."""
+        """Yields rounds with a readable manifest and all parts in full length, newest first.
+
+        Only of noted rounds: a checkpoint of a round to come may be stray, and makes up for no other.
+        """
         sizes = {entry.key: entry.size for entry in checkpoints}
         for number in sorted({number for number, _ in _by_round(checkpoints)}, reverse=True):
-            if keys.checkpoint_manifest(number) not in sizes:
+            if number > self._newest_closed or keys.checkpoint_manifest(number) not in sizes:
                 continue
             if number not in self._parts:
                 self._parts[number] = _parts(self._log.store, number)
