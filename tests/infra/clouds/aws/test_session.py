@@ -143,6 +143,47 @@ def test_profile_of_a_login_replaces_one_that_is_missing(monkeypatch: pytest.Mon
     assert Aws(FakeClock(), os.environ, Login(profile="prod")).partition("cn-north-1") == "aws-cn"
 
 
+@pytest.mark.parametrize("account", ["123456789012", "210987654321"])
+def test_keys_that_are_replaced_in_their_file_are_read_again(
+    server: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, account: str
+) -> None:
+    """Some tools write temporary keys into a profile every hour, of the account to which a person logs in."""
+    file = tmp_path / "credentials"
+    text = "[prod]\naws_access_key_id = {}\naws_secret_access_key = x\n"
+    file.write_text(text.format("OLD"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    clock = FakeClock()
+    aws = Aws(clock, environment(server.endpoint), Login(profile="prod"))
+    credentials = aws.store_credentials()
+    assert credentials is not None
+    server.give(caller_in("123456789012"))
+    aws.identity()
+
+    def keys() -> set[str]:
+        server.requests.clear()
+        aws.call("sts", "", "get_caller_identity")
+        used = server.requests[-1][2]["authorization"].partition("Credential=")[2].partition("/")[0]
+        return {used, credentials()["access_key_id"]}
+
+    assert keys() == {"OLD"}
+    file.write_text(text.format("NEW"))
+    assert keys() == {"OLD"}
+    clock.pause(60)
+    server.give(caller_in(account))
+    if account == "123456789012":
+        assert keys() == {"NEW"}
+    else:
+        with pytest.raises(Unauthorized, match=f"of aws account {account} now, not of 123456789012; log in"):
+            keys()
+        assert keys() == {"OLD"}
+
+
+def caller_in(account: str) -> tuple[int, bytes]:
+    row = f"<Arn>arn:aws:iam::{account}:user/ada</Arn><UserId>x</UserId><Account>{account}</Account>"
+    name = "GetCallerIdentity"
+    return 200, f"<{name}Response><{name}Result>{row}</{name}Result></{name}Response>".encode()
+
+
 def test_profile_of_a_login_without_keys_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     session_ = "[sso-session s]\nsso_region = us-east-1\nsso_start_url = https://acme.example/start\n"
     profile = "[profile prod]\nsso_session = s\nsso_account_id = 123456789012\nsso_role_name = x\n"

@@ -42,6 +42,10 @@ _BETWEEN: Final = Backoff(first=0.5, cap=10.0)
 # A thousand submissions at the account's 50 a second take 20 s, and other users may take most of the 50.
 _PATIENCE_S: Final = 300.0
 
+# Another tool may replace the keys in a file at any time; botocore would use the first ones for ever.
+_IN_A_FILE: Final = frozenset({"shared-credentials-file", "config-file"})
+_READ_AGAIN_S: Final = 60.0
+
 # The characters that AWS refuses in the name of a session.
 _NOT_IN_A_NAME: Final = re.compile(r"[^\w+=,.@-]+", re.ASCII)
 _LONGEST_NAME: Final = 64
@@ -137,6 +141,7 @@ class Aws:
         # boto3 sessions are not thread-safe, clients are.
         self._making = threading.RLock()
         self._session: Any = None
+        self._opened_s = 0.0
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._identity: Identity | None = None
 
@@ -220,11 +225,12 @@ class Aws:
     def _client(self, service: str, region: str, *, once: bool = False) -> Any:
         where = region or self.region() or REGION_OF_GLOBAL
         with self._making:
-            if (service, where, once) not in self._clients:
-                with self._translated(service, "client"):
+            with self._translated(service, "client"):
+                self._opened()
+                if (service, where, once) not in self._clients:
                     client = self._new_client(service, where, 1 if once else self._attempts())
-                self._client_made(service, client)
-                self._clients[service, where, once] = client
+                    self._client_made(service, client)
+                    self._clients[service, where, once] = client
             return self._clients[service, where, once]
 
     def _new_client(self, service: str, region: str, attempts: int) -> Any:
@@ -244,10 +250,28 @@ class Aws:
         return session.client(service, region_name=region, endpoint_url=self._endpoint(service), config=config)
 
     def _opened(self) -> Any:
-        """The session, created on first use."""
+        """The session, created on first use. Keys in a file are read again now and then."""
         if self._session is None:
-            self._session = self._new_session()
+            self._session, self._opened_s = self._new_session(), self.clock.now()
+        elif self.clock.now() - self._opened_s >= _READ_AGAIN_S:
+            self._opened_s = self.clock.now()
+            self._read_again()
         return self._session
+
+    def _read_again(self) -> None:
+        """Replace the session if its keys were replaced. Raises Unauthorized if these are of another account."""
+        before = self._session.get_credentials()
+        if before is None or before.method not in _IN_A_FILE:
+            return
+        fresh = Aws(self.clock, self._environment, self.login, client_made=self._client_made)
+        after = fresh._opened().get_credentials()
+        if after is None or after.access_key == before.access_key:
+            return
+        began = self._identity
+        if began is not None and (account := fresh.identity().account) != began.account:
+            raise Unauthorized(f"the keys are of aws account {account} now, not of {began.account}; log in there again")
+        self._session = fresh._opened()
+        self._clients.clear()
 
     def store_credentials(self) -> StoreCredentials | None:
         """The credentials for a store's client; None without a login, because it finds the environment's own itself.
