@@ -204,6 +204,21 @@ def test_region_comes_from_environment_or_profile(monkeypatch: pytest.MonkeyPatc
     assert Aws(FakeClock(), {"AWS_PROFILE": "nowhere"}).region() is None
 
 
+@pytest.mark.parametrize(
+    ("partition", "region"), [("aws", "us-east-1"), ("aws-cn", "cn-north-1"), ("aws-us-gov", "us-gov-east-1")]
+)
+def test_partition_of_the_role_has_its_own_region(server: Answers, partition: str, region: str) -> None:
+    server.give(refusal(403, "AccessDenied"))
+    regions: list[str] = []
+    variables = environment(server.endpoint, AWS_MAX_ATTEMPTS="1")
+    without = {name: value for name, value in variables.items() if "REGION" not in name}
+    role = Login(role=f"arn:{partition}:iam::123456789012:role/deployer")
+    aws = Aws(FakeClock(), without, role, client_made=lambda _, client: regions.append(client.meta.region_name))
+    with pytest.raises(Unauthorized, match=r"aws\.assume_role: these credentials lack the permission sts:AssumeRole"):
+        aws.identity()
+    assert regions == [region, region]
+
+
 def test_missing_boto3_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     for environment_ in ({}, {"AWS_REGION": REGION}):

@@ -223,7 +223,7 @@ class Aws:
         return once and attempts < self._attempts() and _was_not_executed(error)
 
     def _client(self, service: str, region: str, *, once: bool = False) -> Any:
-        where = region or self.region() or REGION_OF_GLOBAL
+        where = region or self.region() or self._region_of_global()
         with self._making:
             with self._translated(service, "client"):
                 self._opened()
@@ -324,7 +324,8 @@ class Aws:
 
         def fetch() -> dict[str, str]:
             try:
-                response = source.call("sts", "", "assume_role", RoleArn=login.role, RoleSessionName=name)
+                region = source.region() or self._region_of_global()
+                response = source.call("sts", region, "assume_role", RoleArn=login.role, RoleSessionName=name)
             except (Invalid, Unauthorized) as error:
                 advice = "; allow them sts:AssumeRole on the role, and name them in its trust policy"
                 text = f"{login.role_place}: {error}{advice if code_of(error).startswith(_DENIED) else ''}"
@@ -361,6 +362,14 @@ class Aws:
     def _endpoint(self, service: str) -> str | None:
         name = _IN_VARIABLES.get(service, service.upper())
         return self._environment.get(f"AWS_ENDPOINT_URL_{name}") or self._environment.get("AWS_ENDPOINT_URL") or None
+
+    def _region_of_global(self) -> str:
+        """For IAM and STS if no region is set: one in the partition of the login's role, whose keys are valid there."""
+        role = "" if self.login is None else self.login.role or ""
+        if role.startswith("arn:aws:") or not role:
+            return REGION_OF_GLOBAL
+        with self._making, self._translated("sts", "session"):
+            return next(iter(self._opened().get_available_regions("sts", role.split(":")[1])), REGION_OF_GLOBAL)
 
     def region(self) -> str | None:
         """The region of the environment or profile; credentials of another partition are valid only there."""
