@@ -8,6 +8,10 @@ what is left of the bounds. Such a state is explored once.
 Time passes when no replica has a call to make; then the earliest pause ends. `early` allows so many pauses to end while
 others still have calls to make: those others are slow. `crashes` kills a replica between two calls, `replaced` starts
 a second incarnation while the first goes on. Both may happen before any call.
+
+Without a limit of preemptions and without faults, orders of calls that cannot affect each other are explored once: what
+others can neither see nor change runs at once, and of two calls that commute only one order is followed (sleep sets,
+with states as in P. Godefroid, Partial-Order Methods for the Verification of Concurrent Systems, 1996).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -35,11 +40,20 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = "tuple[Path, int] | None"
 """Choices, the last first."""
+Begin: TypeAlias = "tuple[Path, frozenset[str]]"
+"""What to repeat, and the replicas whose next calls need not be tried first after it: they were, in the other order."""
 
 # Keys that no other replica ever reads: the order of their writes makes no difference.
 PRIVATE: Final = (keys.RECEIPTS, keys.PROBE)
 # And what only a second incarnation of the same slot looks at.
 OWN: Final = (keys.MEMBERS,)
+# Once there, these stay as they are in such short runs: a read gives the same before and after any call of others.
+SETTLED: Final = (keys.RUN, keys.CONTRIBUTIONS, keys.PAYLOADS, keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS)
+# What a replica tells of its traffic: others show it to people, and none acts on it.
+COUNTED: Final = (keys.HEARTBEATS, keys.RECEIPTS)
+_COUNTERS: Final = re.compile(rb'"(?:uploaded_bytes|downloaded_bytes|requests|seconds)":(?:\d+|{[^}]*})')
+# What no other replica can see or change: a fiber begins, or goes on after a pause.
+LOCAL: Final = ("start", "wake")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +119,12 @@ class _Clock(SimulatedClock):
 class Steps(World):
     """A world in which every store call is a choice of the fiber that runs next."""
 
-    def __init__(self, bounds: Bounds, path: Path, visited: set[int], todo: list[Path]) -> None:
+    def __init__(self, bounds: Bounds, begin: Begin, visited: dict[int, frozenset[str]], todo: list[Begin]) -> None:
         super().__init__(0)
+        path, self._sleep_then = begin
+        self._sleep: frozenset[str] = frozenset()
+        self._reduced = bounds.preemptions is None and not (bounds.early or bounds.crashes or bounds.replaced)
+        self.settled: Callable[[str], bool] = _never
         self.launch: Callable[[str], None] = _not_launched
         self.content = 0
         self._private = PRIVATE if bounds.crashes or bounds.replaced else PRIVATE + OWN
@@ -137,6 +155,7 @@ class Steps(World):
     def sleep(self, seconds: float) -> None:
         fiber = self.current
         self._ready.remove(fiber)
+        self._pending[fiber] = "wake"
         self._asleep[fiber] = self.now + seconds
         self.switch(fiber)
 
@@ -172,9 +191,14 @@ class Steps(World):
             if not options:
                 return "idle"
             try:
-                kind, fiber = options[self._choose(len(options), running)]
+                kind, fiber = options[self._choose(options, running)]
             except _Pruned:
                 return "pruned"
+            self._sleep = frozenset(
+                other.process.name
+                for other in self._fibers
+                if other.process.name in self._sleep and commute(self._pending[other], self._pending[fiber])
+            )
             running = self._take(kind, fiber, running)
         return "broken"
 
@@ -213,6 +237,10 @@ class Steps(World):
 
     def _options(self, running: Fiber | None) -> list[tuple[str, Fiber]]:
         """List the next possible events, the most ordinary first."""
+        if self._reduced:
+            fibers = self._ready or sorted(self._asleep, key=self._asleep.__getitem__)[:1]
+            alone = next((fiber for fiber in fibers if self._is_alone(self._pending[fiber])), None)
+            return [("run", fiber) for fiber in ([alone] if alone is not None else fibers)]
         runnable = running if running is not None and running in self._ready else None
         options = [("run", runnable)] if runnable is not None else []
         if runnable is None or self._preemptions is None or self._preemptions > 0:
@@ -225,18 +253,43 @@ class Steps(World):
             options += [(kind, runnable) for kind in ("crash", "replace") if self._left[kind]]
         return options
 
-    def _choose(self, count: int, running: Fiber | None) -> int:
-        if count == 1:
+    def _is_alone(self, call: str) -> bool:
+        """Tell whether this call commutes with all that others may ever call: nothing else has to be tried first."""
+        what, _, key = call.partition(" ")
+        return call in LOCAL or (what == "read" and key.startswith(SETTLED) and self.settled(key))
+
+    def _choose(self, options: Sequence[tuple[str, Fiber]], running: Fiber | None) -> int:
+        names = [fiber.process.name for _, fiber in options]
+        if len(options) == 1:
+            if names[0] in self._sleep:
+                raise _Pruned
             return 0
         if self._given:
-            return self._given.pop()
+            choice = self._given.pop()
+            if not self._given:
+                self._sleep = self._sleep_then
+            return choice
         state = self._state(running)
-        if state in self._visited:
+        passed_over = self._visited.get(state)
+        # A state that was seen is followed only by what was passed over then and is not now.
+        new = [
+            choice
+            for choice, name in enumerate(names)
+            if name not in self._sleep and (passed_over is None or name in passed_over)
+        ]
+        self._visited[state] = self._sleep if passed_over is None else self._sleep & passed_over
+        if not new:
             raise _Pruned
-        self._visited.add(state)
-        self._todo.extend((self._path, choice) for choice in range(1, count))
-        self._path = (self._path, 0)
-        return 0
+        follow: list[Begin] = []
+        sleep = self._sleep
+        for choice in new:
+            follow.append(((self._path, choice), sleep))
+            if self._reduced:
+                sleep |= {names[choice]}
+        # The last is taken first: a choice is explored to its end before the next that relies on it.
+        self._todo.extend(reversed(follow[1:]))
+        self._path = follow[0][0]
+        return new[0]
 
     def _state(self, running: Fiber | None) -> int:
         fibers = tuple(
@@ -277,7 +330,7 @@ class _PlainStore:
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         self._world.step(f"read {key}")
         body = self._engine.read(key, span, into)
-        self._world.saw(None if body is None else bytes(body))
+        self._world.saw(None if body is None else essence(key, bytes(body)))
         return body
 
     def create(self, key: str, data: Data) -> bool:
@@ -291,10 +344,11 @@ class _PlainStore:
         return is_new
 
     def replace(self, key: str, data: Data) -> None:
+        assert not key.startswith(SETTLED), key
         self._world.step(f"replace {key}")
         before = self._engine.read(key)
         if before is not None:
-            self._world.content ^= hash((key, bytes(before)))
+            self._world.content ^= hash((key, essence(key, bytes(before))))
         self._engine.replace(key, data)
         self._changed(key, data)
         self._checker.replaced(self._process, key)
@@ -305,22 +359,40 @@ class _PlainStore:
         entries = self._engine.list(prefix, after)
         # Parts of a checkpoint are listed and passed over.
         visible = [e for e in entries if not e.key.startswith(keys.CHECKPOINTS) or e.key.endswith("/manifest.json")]
-        self._world.saw(tuple(visible))
+        self._world.saw(tuple((e.key, 0 if e.key.startswith(COUNTED) else e.size, e.modified) for e in visible))
         return entries
 
     def delete(self, key: str) -> None:
+        assert not key.startswith(SETTLED), key
         self._world.step(f"delete {key}")
         self._engine.delete(key)
         self._checker.deleted(self._process, key)
 
     def _changed(self, key: str, data: Data) -> None:
-        self._world.content ^= hash((key, b"".join(buffers_of(data))))
+        self._world.content ^= hash((key, essence(key, b"".join(buffers_of(data)))))
+
+
+def commute(call: str, other: str) -> bool:
+    """Tell whether two calls of different replicas have the same effects in both orders."""
+    if call in LOCAL or other in LOCAL:
+        return True
+    (what, _, key), (others_what, _, others_key) = call.partition(" "), other.partition(" ")
+    if what == "list":
+        return others_what in {"read", "list"} or not others_key.startswith(key)
+    if others_what == "list":
+        return what == "read" or not key.startswith(others_key)
+    return key != others_key or what == others_what == "read"
+
+
+def essence(key: str, body: bytes) -> bytes:
+    """What a replica may act on."""
+    return _COUNTERS.sub(b"", body) if key.startswith(COUNTED) else body
 
 
 def explore(bounds: Bounds) -> Explored:
     """Every schedule within the bounds, or the first that breaks an invariant."""
-    visited: set[int] = set()
-    todo: list[Path] = [None]
+    visited: dict[int, frozenset[str]] = {}
+    todo: list[Begin] = [(None, frozenset())]
     seen = Explored(bounds=bounds)
     while todo:
         if bounds.max_schedules is not None and seen.schedules >= bounds.max_schedules:
@@ -345,6 +417,7 @@ def _explore_schedule(world: Steps, bounds: Bounds) -> Checker:
     checker = Checker(world, settings.run, spares=False)
     engine = MemoryStore("memory://explored")
     checker.watch(engine)
+    world.settled = lambda key: engine.read(key, Span(0, 0)) is not None
     processes: list[Process] = []
     starts = itertools.count(1)
 
@@ -385,6 +458,11 @@ def _settings(bounds: Bounds) -> ReplicaSettings:
         jitter=0.0,
         background=False,
     ).settings[0]
+
+
+def _never(key: str) -> bool:
+    del key
+    return False
 
 
 def _not_launched(slot: str) -> None:
