@@ -385,7 +385,7 @@ def commute(call: str, other: str) -> bool:
 
 
 def essence(key: str, body: bytes) -> bytes:
-    """What a replica may act on."""
+    """The bytes of an object that a replica may act on."""
     return _COUNTERS.sub(b"", body) if key.startswith(COUNTED) else body
 
 

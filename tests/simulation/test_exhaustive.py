@@ -13,9 +13,9 @@ from skerry.runtime.store.memory import MemoryStore
 
 KEYS = ("a/1", "a/2", "b/1")
 CALLS = (
-    *tuple(f"{what} {key}" for key in KEYS for what in ("read", "create", "replace", "delete")),
     "list a/",
     "list b/",
+    *(f"{what} {key}" for key in KEYS for what in ("read", "create", "replace", "delete")),
 )
 
 
