@@ -96,21 +96,20 @@ def run(step: str, folder: Path, variables: dict[str, str]) -> None:
     assert ended.returncode == 0, f"{step}:\n{ended.stdout[-6000:]}"
 
 
-def test_steps_for_github_pass(repository: Path, variables: dict[str, str]) -> None:
-    job = document("github.yaml")["jobs"]["spec"]
-    assert job["env"].pop("SKERRY_IMAGE") == "${{ vars.SKERRY_IMAGE }}"
-    # What actions/setup-python gives a job: an interpreter without packages, first in PATH.
-    subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", repository / "python"], check=True)
-    environment = {**variables, **job["env"], "PATH": f"{repository}/python/bin:{variables['PATH']}"}
-    steps = [step["run"] for step in job["steps"] if "run" in step]
-    assert steps[-1].startswith("pytest")
-    for step in steps:
-        run(step, repository, environment)
-
-
 def test_steps_for_gitlab_pass(repository: Path, variables: dict[str, str]) -> None:
     job = document("gitlab.yaml")["skerry"]
     steps = [*job["before_script"], *job["script"]]
     assert steps[-1].startswith("pytest")
     # One shell for all of them, as the runner has.
     run("\n".join(steps), repository, {**variables, **job["variables"]})
+
+
+def test_steps_for_github_are_those_for_gitlab() -> None:
+    job = document("github.yaml")["jobs"]["spec"]
+    assert job["env"].pop("SKERRY_IMAGE") == "${{ vars.SKERRY_IMAGE }}"
+    gitlab = document("gitlab.yaml")["skerry"]
+    assert job["env"] == gitlab["variables"]
+    steps = [step["run"] for step in job["steps"] if "run" in step]
+    # GitHub's machine has no docker-registry, and actions/setup-python makes the environment.
+    same = [step.removeprefix("command -v docker-registry || ") for step in gitlab["before_script"] + gitlab["script"]]
+    assert steps == [step for step in same if ".venv" not in step]
