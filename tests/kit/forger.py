@@ -39,31 +39,34 @@ class Forger:
         """The digest of the commit before a closed or open round."""
         return GENESIS if number == 0 else digest_of(self.store.read(keys.commit(number - 1)) or b"")
 
-    def commit(self, number: int, base: str = UNKNOWN, decision: str = UNKNOWN) -> str:
+    def commit(self, number: int, base: str = UNKNOWN, decision: str = UNKNOWN, participants: int = 1) -> str:
         """Commits a round. Returns the digest."""
-        record = commit(number, run=self.run, exchanges=(decision,), participants=1, previous=base)
+        record = commit(number, run=self.run, exchanges=(decision,), participants=participants, previous=base)
         return self._create(keys.commit(number), record)
 
-    def decide(self, number: int, base: str = UNKNOWN, *members: str) -> str:
-        """Decides a round; without members for its own contribution alone. Returns the digest."""
-        offered = contribution(self.slot, run=self.run, round=number, base=base, index=self.index)
-        own = self._create(keys.contribution(number, 0, self.slot), offered)
+    def decide(self, number: int, base: str = UNKNOWN, *members: str, exchange: int = 0) -> str:
+        """Decides an exchange; without members for its own contribution alone. Returns the digest."""
+        offered = contribution(self.slot, run=self.run, round=number, exchange=exchange, base=base, index=self.index)
+        own = self._create(keys.contribution(number, exchange, self.slot), offered)
         record = Decision(
             run=self.run,
             round=number,
-            exchange=0,
+            exchange=exchange,
             base=base,
             index=self.index,
             reduction="all_gather",
-            members=tuple(Share(slot=slot, contribution=own, weight=1.0) for slot in members or (self.slot,)),
+            members=(Share(slot=self.slot, contribution=own, weight=1.0),),
             proposer=self.slot,
             nonce="e" * 32,
         )
-        return self._create(keys.decision(number, 0), record)
+        listed = tuple(Share(slot=slot, contribution=own, weight=1.0) for slot in members)
+        # Not validated: its own program writes what it likes.
+        record = record.model_copy(update={"members": listed or record.members})
+        return self._create(keys.decision(number, exchange), record)
 
-    def close(self, number: int, base: str) -> str:
+    def close(self, number: int, base: str, *members: str) -> str:
         """Decides and commits a round alone. Returns the digest of the commit."""
-        return self.commit(number, base, self.decide(number, base))
+        return self.commit(number, base, self.decide(number, base, *members), max(1, len(members)))
 
     def save(self, number: int, base: str) -> None:
         """A complete checkpoint of another state than that of the newest one, after so many rounds."""
@@ -98,9 +101,12 @@ def train_pair(store: Store) -> list[Island]:
     return islands
 
 
-def take_over(forger: Forger, rounds: int) -> None:
-    """Close the rounds from CLOSED to before `rounds` alone, and save another state after them."""
+def take_over(forger: Forger, rounds: int, *members: str) -> None:
+    """Close the rounds from CLOSED to before `rounds` alone, and save another state after them.
+
+    members: of each decision, all with its own contribution; without any, itself.
+    """
     base = forger.base(CLOSED)
     for number in range(CLOSED, rounds):
-        base = forger.close(number, base)
+        base = forger.close(number, base, *members)
     forger.save(rounds, base)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.forger import CLOSED, Forger, take_over, train_pair
 from tests.kit.managers import assert_same_parameters, islands_of, together
+from tests.kit.stores import View
+from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.run.quarantine_stray import quarantine_stray
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog
+from skerry.runtime.log.records import GENESIS
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 
@@ -23,7 +29,9 @@ if TYPE_CHECKING:
 
     from tests.kit.managers import Island
 
-    from skerry.runtime.store import Store
+    from skerry.infra.run.quarantine_stray import Quarantine
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Entry, Profile, Store
 
 ROUNDS = 5
 
@@ -46,6 +54,10 @@ def restart(store: Store) -> list[Island]:
     return islands_of(store, "ab")
 
 
+def quarantine(store: Store, clock: Clock | None = None) -> Quarantine:
+    return quarantine_stray(store, clock or SystemClock(), lambda: examine_store(store))
+
+
 def assert_trained_alike(islands: Sequence[Island]) -> None:
     assert {island.manager.current_step() for island in islands} == {ROUNDS}
     assert_same_parameters(islands)
@@ -58,6 +70,11 @@ STOPS: dict[str, tuple[Callable[[Forger], object], str]] = {
     "commit of the next round": (lambda forger: forger.commit(CLOSED + 1), "committed differently"),
     "decision of a later round": (lambda forger: forger.decide(CLOSED + 2), "builds on another log"),
     "decision for itself": (lambda forger: forger.decide(CLOSED, forger.base(CLOSED)), "too few members"),
+    "decision that lists itself twice": (
+        lambda forger: forger.decide(CLOSED, forger.base(CLOSED), "m", "m"),
+        "too few members",
+    ),
+    "decision that does not parse": (lambda forger: forger.store.create(keys.decision(CLOSED, 0), b"{}"), "parse"),
     "decision with contributions that it has not": (
         lambda forger: forger.decide(CLOSED, forger.base(CLOSED), "a", "b"),
         "contribution is missing",
@@ -74,7 +91,7 @@ def test_quarantine_ends_what_stops_the_run(name: str) -> None:
     attack(Forger(store))
     errors = go_on(islands)
     assert [error in text and "--quarantine" in text for text in errors] == [True, True], errors
-    result = quarantine_stray(store, lambda: examine_store(store))
+    result = quarantine(store)
     assert result.moved
     assert not [item for item in result.log.findings if item.severity == "error"]
     again = restart(store)
@@ -91,6 +108,62 @@ def test_replicas_that_restart_name_a_commit_of_an_undecided_round() -> None:
     forger.commit(CLOSED, forger.base(CLOSED))
     errors = go_on(restart(store))
     assert all("--quarantine" in text for text in errors), errors
+
+
+def test_round_of_a_stray_commit_counts_after_a_quarantine() -> None:
+    store = MemoryStore()
+    islands = train_pair(store)
+    Forger(store).commit(CLOSED + 1)
+    log = RunLog(store, islands[0].manager.session.log.run)
+    assert log.find_head(CLOSED) == CLOSED
+    assert [record.key for record in quarantine(store).moved] == [keys.commit(CLOSED + 1)]
+    assert go_on(islands) == ["", ""]
+    assert log.find_head(CLOSED) == ROUNDS
+
+
+def test_decision_that_no_commit_names_does_not_lower_the_quorum() -> None:
+    store = MemoryStore()
+    for island in train_pair(store):
+        island.stop()
+    forger = Forger(store)
+    forger.decide(0, GENESIS, exchange=1)
+    take_over(forger, ROUNDS)
+    assert keys.commit(CLOSED) in {record.key for record in quarantine(store).moved}
+
+
+def test_records_that_the_store_missed_at_first_stay() -> None:
+    store, clock = LateListing(MemoryStore()), FakeClock()
+    for island in train_pair(store.store):
+        island.stop()
+    clock.on_pause = store.missing.clear
+    store.missing |= {keys.commit(CLOSED - 1), keys.receipt(CLOSED - 1, "a")}
+    assert quarantine(store, clock).moved == ()
+    assert clock.pauses == [store.profile.absence_s]
+
+
+def test_record_that_replaced_a_stray_one_meanwhile_stays() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    for island in train_pair(store):
+        island.stop()
+    forger = Forger(store)
+    forger.commit(CLOSED + 1)
+    clock.on_pause = lambda: store.replace(keys.commit(CLOSED + 1), b"{}")
+    assert quarantine(store, clock).moved == ()
+
+
+class LateListing(View):
+    """Does not list the objects `missing`."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.missing: set[str] = set()
+
+    @property
+    def profile(self) -> Profile:
+        return replace(self.store.profile, absence_s=10.0)
+
+    def list(self, prefix: str, after: str | None = None) -> list[Entry]:
+        return [entry for entry in self.store.list(prefix, after) if entry.key not in self.missing]
 
 
 # The command.

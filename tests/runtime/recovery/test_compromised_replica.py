@@ -51,7 +51,12 @@ def test_commit_of_a_round_to_come_is_ignored_and_reported_once(
 
 
 @pytest.mark.parametrize(
-    "attack", [lambda forger: forger.save(ROUNDS, UNKNOWN), lambda forger: take_over(forger, ROUNDS)]
+    "attack",
+    [
+        lambda forger: forger.save(ROUNDS, UNKNOWN),
+        lambda forger: take_over(forger, ROUNDS),
+        lambda forger: take_over(forger, ROUNDS, "m", "m"),
+    ],
 )
 def test_replica_joins_without_a_checkpoint_that_no_contributions_back(
     events: pytest.LogCaptureFixture, attack: Callable[[Forger], object]
@@ -95,6 +100,20 @@ def test_exported_model_is_of_a_round_that_replicas_have_closed(tmp_path: Path) 
         load(store.uri)
     named = load(store.uri, round=newest)
     assert all(torch.equal(named[name], tensor) for name, tensor in sound.items())
+
+
+def test_members_that_a_checkpoint_names_do_not_vote(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for island in train_pair(store):
+        island.stop()
+    newest = checkpoint.complete(store)[0]
+    for entry in store.list(keys.start_after(keys.CHECKPOINTS, newest)):
+        store.delete(entry.key)
+    forger = Forger(store)
+    forger.save(newest, forger.base(newest))
+    for round_number in (None, newest):
+        with pytest.raises(Corrupt, match="contradicts the receipts of its round"):
+            load(store.uri, round_number)
 
 
 def test_lost_commit_is_no_stray_record() -> None:

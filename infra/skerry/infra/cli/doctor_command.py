@@ -163,7 +163,7 @@ def _repair(
 
 def _quarantine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool, as_json: bool) -> None:
     store = open_places(run, overrides, clock).run
-    result = quarantine_stray(store, lambda: doctor_text.examine(store, clock, deep=deep))
+    result = quarantine_stray(store, clock, lambda: doctor_text.examine(store, clock, deep=deep))
     if as_json:
         typer.echo(to_json(result))
     else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.infra.observe.doctor.findings import Examination
+    from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
 
@@ -40,16 +41,20 @@ class Quarantine:
     log: Examination
 
 
-def quarantine_stray(store: Store, examine: Callable[[], Examination]) -> Quarantine:
+def quarantine_stray(store: Store, clock: Clock, examine: Callable[[], Examination]) -> Quarantine:
     """Move away the records that are stray in two readings, because in the first a round may be closed meanwhile.
 
-    Those of later rounds go first: at no moment a commit seems to follow that does not. Raises what the store raises.
+    Between them passes the time for which the store may miss an existing record. Those of later rounds go first: at no
+    moment a commit seems to follow that does not. Raises what the store raises.
     """
-    stray = _find_stray(store)
+    stray = {key: store.read(key) for key in _find_stray(store)}
+    if stray:
+        clock.pause(store.profile.absence_s)
     again = _find_stray(store) if stray else {}
     moved: list[MovedRecord] = []
     for key in sorted(stray.keys() & again.keys(), key=lambda key: (keys.round_of(key), key), reverse=True):
-        if (data := store.read(key)) is None:
+        data = store.read(key)
+        if data is None or data != stray[key]:  # another operator has moved it, and a replica may have taken the key
             continue
         to = keys.quarantined(key, digest_of(data))
         store.create(to, data)  # an existing one has the same bytes: its name has their digest

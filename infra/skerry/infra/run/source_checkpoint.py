@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_settings import RunSettings
-from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
+from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused, voters_of
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_closed
@@ -170,10 +170,11 @@ def _states(store: Store, run: Run, manifest: CheckpointManifest) -> tuple[str, 
     if manifest.round == 0:
         return ()
     receipts = receipts_of(store, run.nonce, manifest.round - 1)
-    considered = [receipt for receipt in receipts if receipt.slot in {*manifest.members, manifest.writer}]
+    members = voters_of(store, manifest.round - 1, receipts)
+    considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
     if is_outvoted(manifest.writer, considered):
         raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
-    evidence = evidence_of(considered, manifest.members, manifest.commit)
+    evidence = evidence_of(considered, members, manifest.commit)
     return evidence.states if evidence.scope == "fragments" else ()
 
 

@@ -24,6 +24,7 @@ from skerry.runtime.checkpointing.receipt_comparison import (
     evidence_of,
     is_outvoted,
     receipts_of,
+    voters_of,
 )
 from skerry.runtime.checkpointing.shared_state import part_at
 from skerry.runtime.errors import Corrupt, Retryable
@@ -184,7 +185,7 @@ class DivergenceCheck:
             return ReceiptEvidence()
         number = manifest.round - 1
         receipts = receipts_of(self._log.store, self._log.run.nonce, number)
-        members = self._members(number) or {receipt.slot for receipt in receipts}
+        members = voters_of(self._log.store, number, receipts)
         considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
         return None if is_outvoted(manifest.writer, considered) else evidence_of(considered, members, manifest.commit)
 
@@ -320,14 +321,6 @@ class DivergenceCheck:
             agreed, right = suspicion.agreed, suspicion.right
             self._conclude(Diagnosis(round=closed, agreed=agreed, right=right, drift=None))
         return _Next(drop=True)
-
-    def _members(self, number: int) -> set[str]:
-        """Returns the members of a round; none if its decision is damaged, which its readers report."""
-        try:
-            decision = self._log.read_decision(number, 0)
-        except Corrupt:
-            return set()
-        return set() if decision is None else {share.slot for share in decision.record.members}
 
     def _manifest(self, number: int) -> CheckpointManifest | None:
         """Reads a manifest; None if it does not exist or is damaged, which its loader reports."""

@@ -7,12 +7,13 @@ No verdict is given while a missing receipt could still change it (decision 0008
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Receipt, Record, Scope, Xxh128
+from skerry.runtime.log.records import Decision, Receipt, Record, Scope, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -155,6 +156,19 @@ def refused(round_number: int, why: str) -> Corrupt:
         f"{why}; it was replaced, or its writer had diverged. If no other checkpoint is left, restore an older version "
         f"of its objects, or delete {keys.receipts_prefix(round_number - 1)} to accept it as it is"
     )
+
+
+def voters_of(store: Store, round_number: int, receipts: Iterable[Receipt]) -> set[str]:
+    """Returns the members of a round, by its decision; if that is missing or damaged, all slots with receipts.
+
+    The members that a checkpoint names prove nothing: its writer may have chosen them.
+    """
+    key = keys.decision(round_number, 0)
+    data = store.read(key)
+    if data is not None:
+        with suppress(Corrupt):  # its readers report it
+            return {share.slot for share in Decision.parse(data, key).members}
+    return {receipt.slot for receipt in receipts}
 
 
 def receipts_of(store: Store, run: str, round_number: int) -> list[Receipt]:

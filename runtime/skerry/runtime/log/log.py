@@ -95,7 +95,8 @@ class RunLog:
         self.recent = RecentRecords()
         # Ends that the run has had, and the round after which each was reached.
         self._ends: dict[tuple[int | None, float | None], int | None] = {(run.rounds, run.work): None}
-        # Rounds whose commits were there before these rounds: they stay stray when the head comes to them.
+        # Rounds whose commits were there before these rounds. They stay stray when the head comes to them, unless they
+        # are backed then: an operator has moved the stray one away meanwhile.
         self._stray: set[int] = set()
 
     def read_contribution(
@@ -162,7 +163,8 @@ class RunLog:
                 if self.read_commit(head, exists=True) is None:
                     break
                 head += 1
-            if closed == head and closed not in self._stray:
+            if closed == head and (closed not in self._stray or self._is_backed_round(closed)):
+                self._stray.discard(closed)
                 head += 1
             else:
                 beyond.append(closed)
@@ -188,7 +190,8 @@ class RunLog:
         if closed and (last is None or not self.is_backed(last.record)):
             raise Corrupt(
                 f"checkpoint {keys.checkpoint_manifest(closed)} is stray: no contributions of "
-                f"min_replicas={self.run.min_replicas} replicas have closed round {closed - 1}; {STRAY_REMEDY}"
+                f"min_replicas={self.run.min_replicas} replicas have closed round {closed - 1}; {STRAY_REMEDY}; if a "
+                "script asks for fewer (min_replica_size), it is sound"
             )
         return last
 
@@ -197,7 +200,7 @@ class RunLog:
         if decision is None or decision.digest != commit.exchanges[exchange]:
             return False
         members = decision.record.members
-        if decision.record.base != commit.previous or len(members) < self.run.min_replicas:
+        if decision.record.base != commit.previous or not decision.record.has_quorum(self.run.min_replicas):
             return False
         contributions = (self.read_contribution(commit.round, exchange, share.slot, exists=True) for share in members)
         return all(
@@ -205,13 +208,16 @@ class RunLog:
             for share, stored in zip(members, contributions, strict=True)
         )
 
+    def _is_backed_round(self, number: int) -> bool:
+        with suppress(Corrupt, Diverged):
+            commit = self.read_commit(number)
+            return commit is not None and self.is_backed(commit.record)
+        return False
+
     def _check_stray(self, head: int, beyond: Sequence[int]) -> None:
         """Reports commits behind an open round. Raises Diverged if one of them is backed: the log has lost a record."""
         for number in beyond[:_MOST_VERIFIED]:
-            commit = None
-            with suppress(Corrupt, Diverged):
-                commit = self.read_commit(number)
-            if commit is not None and self.is_backed(commit.record):
+            if self._is_backed_round(number):
                 raise Diverged(
                     f"the log has a gap: round {head} is not closed, but {keys.commit(number)} exists; run "
                     "`skerry doctor RUN --repair` to restore the record from a copy"
@@ -238,7 +244,10 @@ class RunLog:
         data = read_existing(self.store, key, _RECORD_SPAN) if exists else read_record_bytes(self.store, key)
         if data is None:
             return None
-        record = kind.parse(data, key)
+        try:
+            record = kind.parse(data, key)
+        except Corrupt as error:
+            raise Corrupt(f"{error}; {STRAY_REMEDY}") if kind in {Decision, Commit} else error from error.__cause__
         if record.run != self.run.nonce:
             raise Diverged(
                 f"two runs share this prefix: {self.store.uri}/{key} has run={record.run}, "

@@ -368,6 +368,10 @@ class Decision(Extended):
             raise ValueError("makers are not all members")
         return self
 
+    def has_quorum(self, least: int) -> bool:
+        """True if it has at least so many members, and lists none twice."""
+        return len({share.slot for share in self.members}) >= max(least, len(self.members))
+
 
 MAKERS_SHARE = 8
 """Fewer than an eighth of the members take longer within one region than all members over slower links."""

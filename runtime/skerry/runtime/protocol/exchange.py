@@ -370,9 +370,10 @@ def _check_usable(decision: Decision, exchange_id: ExchangeId, min_replicas: int
             f"decision of round {exchange_id.round} builds on another log: base={decision.base[:12]} "
             f"mine={exchange_id.base[:12]}; {STRAY_REMEDY}"
         )
-    if len(decision.members) < min_replicas:
+    if not decision.has_quorum(min_replicas):
+        members = ",".join(share.slot for share in decision.members)
         raise Diverged(
-            f"decision of round {exchange_id.round} has too few members: members={len(decision.members)} "
+            f"decision of round {exchange_id.round} has too few members: members={members[:500]} "
             f"min_replicas={min_replicas} proposer={decision.proposer}; {STRAY_REMEDY}"
         )
 

@@ -39,8 +39,11 @@ def find_stray(log: RunRecords) -> dict[str, str]:
         by_round[stored.record.round].add(stored.record.slot)
     slots = {keys.slot_of(key) for key in log.listed if key.startswith(keys.MEMBERS)}
     witnessed = {number for number, names in by_round.items() if len(names) >= min(_WITNESSES, max(1, len(slots)))}
-    # A script may ask for fewer members than run.json.
-    sizes = [len(item.record.members) for item in log.decisions.values() if item.record.round in witnessed]
+    # A script may ask for fewer members than run.json. A decision that no commit names proves nothing.
+    named = {
+        digest for item in log.commits.values() if item.record.round in witnessed for digest in item.record.exchanges
+    }
+    sizes = [len(item.record.members) for item in log.decisions.values() if item.digest in named]
     least = min([1 if log.run is None else log.run.min_replicas, *sizes])
     closed = {item.record.round for item in log.commits.values()} | witnessed
     head = 1 + next((n for n in sorted(closed, reverse=True) if n in witnessed or _is_backed(log, n, least)), -1)
@@ -110,8 +113,9 @@ def _refused_decision(log: RunRecords, key: str, least: int) -> str | None:
     base = _base(log, decision.round)
     if base not in {None, decision.base}:
         return _other_base(decision.base, base)
-    if len(decision.members) < least:
-        return f"it has {len(decision.members)} members, fewer than min_replicas={least}"
+    if not decision.has_quorum(least):
+        members = ",".join(share.slot for share in decision.members)
+        return f"it has fewer members than min_replicas={least}, or lists one twice: {members[:500]}"
     for share in decision.members:
         contribution = log.contributions.get(keys.contribution(decision.round, decision.exchange, share.slot))
         if contribution is None or contribution.digest != share.contribution:
