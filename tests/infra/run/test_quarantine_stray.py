@@ -151,6 +151,30 @@ def test_record_that_replaced_a_stray_one_meanwhile_stays() -> None:
     assert quarantine(store, clock).moved == ()
 
 
+def test_doctor_reports_the_stray_records_of_two_readings() -> None:
+    store = MemoryStore()
+    for island in train_pair(store):
+        island.stop()
+    forger = Forger(store)
+    forger.commit(CLOSED + 1)
+    forger.commit(keys.MAX_ROUND)
+    examination = examine_store(PassingRecord(store, keys.commit(CLOSED + 1)))
+    assert [item.key for item in examination.findings if item.kind == "stray-record"] == [keys.commit(keys.MAX_ROUND)]
+
+
+class PassingRecord(View):
+    """Deletes an object after its first listing."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        super().__init__(store)
+        self.key = key
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        if prefix == keys.OUTCOMES:  # after the commits
+            self.store.delete(self.key)
+        return self.store.list(prefix, after)
+
+
 class LateListing(View):
     """Does not list the objects `missing`."""
 

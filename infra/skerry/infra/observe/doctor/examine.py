@@ -25,7 +25,7 @@ from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.findings import Finding, PayloadAmount, Severity
     from skerry.infra.observe.doctor.read_log import RunRecords
@@ -66,34 +66,38 @@ def examine_store(
         whole = valid_records(read_log(store))
         bodies, damages = check_payloads(store, whole, on_progress)
         damages = [*damages, *check_averages(store, whole)]
-    first = _examine_now(store, damages, log)
+    roll_ups = read_roll_ups(store)
+    log = log or read_log(store)
+    first = examine(log, damages, roll_ups)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     if not first.ok:
         known = {item.place for item in first.findings}
-        second = _examine_now(store, damages)
-        first = _examination(second, [item for item in second.findings if item.place in known])
+        roll_ups = read_roll_ups(store)
+        second = examine(read_log(store), damages, roll_ups, find_stray(valid_records(log)))
+        # A finding of stray records names one of them, which may be another one now.
+        again = [item for item in second.findings if item.kind == "stray-record" or item.place in known]
+        first = _examination(second, again)
     return replace(first, bodies=bodies)
 
 
-def _examine_now(store: Store, damages: Sequence[Finding], log: RunRecords | None = None) -> Examination:
-    roll_ups = read_roll_ups(store)
-    return examine(read_log(store) if log is None else log, damages, roll_ups)
-
-
 def examine(
-    stored: RunRecords, damages: Sequence[Finding] = (), roll_ups: Mapping[str, RollUp | str] | None = None
+    stored: RunRecords,
+    damages: Sequence[Finding] = (),
+    roll_ups: Mapping[str, RollUp | str] | None = None,
+    stray_before: Container[str] | None = None,
 ) -> Examination:
     """All findings of a run. damages: of payloads and checkpoint parts; a damaged checkpoint covers no round.
 
-    roll_ups: of `read_roll_ups`.
+    roll_ups: of `read_roll_ups`. stray_before: the keys of stray records in an earlier reading; no others are reported.
     """
     bad = {damage.key for damage in damages if damage.kind.startswith("damaged")}
     valid = valid_records(stored)
     stray = find_stray(valid)
     stored = without_stray(stored, stray)
     log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
-    findings: list[Finding] = list(check_stray(valid, stray))
+    reported = {key: why for key, why in stray.items() if stray_before is None or key in stray_before}
+    findings: list[Finding] = list(check_stray(valid, reported))
     if stored.listed:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
         findings += _disputes(log)
