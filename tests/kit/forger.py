@@ -13,6 +13,8 @@ from tests.kit.protocol import contribution
 from tests.kit.records import commit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.runtime.store import Store
 
 CLOSED = 2
@@ -48,6 +50,22 @@ class Forger:
         """Decides an exchange; without members for its own contribution alone. Returns the digest."""
         offered = contribution(self.slot, run=self.run, round=number, exchange=exchange, base=base, index=self.index)
         own = self._create(keys.contribution(number, exchange, self.slot), offered)
+        shares = [Share(slot=slot, contribution=own, weight=1.0) for slot in members or (self.slot,)]
+        return self._decide(number, exchange, base, shares)
+
+    def decide_for_all(self, number: int, **changes: object) -> str:
+        """Decides the first exchange of the open round, with all its contributions. Returns the digest."""
+        entries = self.store.list(keys.contributions_prefix(number, 0))
+        digests = {keys.slot_of(entry.key): digest_of(self.store.read(entry.key) or b"") for entry in entries}
+        shares = [Share(slot=slot, contribution=digest, weight=1.0) for slot, digest in digests.items()]
+        return self._decide(number, 0, self.base(number), shares, **changes)
+
+    def contribute_nothing(self, number: int) -> None:
+        """Contributes no part of any tensor."""
+        record = contribution(self.slot, run=self.run, round=number, base=self.base(number), index=self.index)
+        self._create(keys.contribution(number, 0, self.slot), record)
+
+    def _decide(self, number: int, exchange: int, base: str, shares: Sequence[Share], **changes: object) -> str:
         record = Decision(
             run=self.run,
             round=number,
@@ -55,14 +73,11 @@ class Forger:
             base=base,
             index=self.index,
             reduction="all_gather",
-            members=(Share(slot=self.slot, contribution=own, weight=1.0),),
+            members=tuple(shares),
             proposer=self.slot,
             nonce="e" * 32,
         )
-        listed = tuple(Share(slot=slot, contribution=own, weight=1.0) for slot in members)
-        # Not validated: its own program writes what it likes.
-        record = record.model_copy(update={"members": listed or record.members})
-        return self._create(keys.decision(number, exchange), record)
+        return self._create(keys.decision(number, exchange), record.model_copy(update=changes))
 
     def close(self, number: int, base: str, *members: str) -> str:
         """Decides and commits a round alone. Returns the digest of the commit."""

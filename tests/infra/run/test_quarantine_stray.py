@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.forger import CLOSED, Forger, take_over, train_pair
+from tests.kit.forger import CLOSED, UNKNOWN, Forger, take_over, train_pair
 from tests.kit.managers import assert_same_parameters, islands_of, together
 from tests.kit.stores import View
 from tests.support.clocks import FakeClock
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.run.quarantine_stray import Quarantine
     from skerry.runtime.clock import Clock
-    from skerry.runtime.store import Entry, Profile, Store
+    from skerry.runtime.store import Data, Entry, Profile, Store
 
 ROUNDS = 5
 
@@ -97,6 +98,41 @@ def test_quarantine_ends_what_stops_the_run(name: str) -> None:
     again = restart(store)
     assert go_on(again) == ["", ""]
     assert_trained_alike(again)
+
+
+UNUSABLE: dict[str, Callable[[Forger], object]] = {
+    "settings that do not exist": lambda forger: forger.decide_for_all(CLOSED, settings=UNKNOWN),
+    "contribution of no parts": lambda forger: (forger.contribute_nothing(CLOSED), forger.decide_for_all(CLOSED)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_quarantine_moves_a_decision_that_no_replica_can_apply(name: str) -> None:
+    store = Hijacked(UNUSABLE[name])
+    islands = train_pair(store)
+    store.is_armed = True
+    assert all(go_on(islands))
+    assert [record.key for record in quarantine(store).moved] == [keys.decision(CLOSED, 0)]
+    again = restart(store)
+    assert go_on(again) == ["", ""]
+    assert_trained_alike(again)
+
+
+class Hijacked(View):
+    """Runs `attack` once it is armed, as soon as both replicas have contributed to the open round."""
+
+    def __init__(self, attack: Callable[[Forger], object]) -> None:
+        super().__init__(MemoryStore())
+        self.attack, self.is_armed, self.lock = attack, False, threading.Lock()
+
+    def create(self, key: str, data: Data) -> bool:
+        created = self.store.create(key, data)
+        if key.startswith(keys.CONTRIBUTIONS):
+            with self.lock:
+                if self.is_armed and len(self.store.list(keys.contributions_prefix(CLOSED, 0))) == 2:
+                    self.is_armed = False
+                    self.attack(Forger(self.store))
+        return created
 
 
 def test_replicas_that_restart_name_a_commit_of_an_undecided_round() -> None:

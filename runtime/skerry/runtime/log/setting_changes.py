@@ -90,7 +90,7 @@ class RunSettings:
             if not self._read_next(exists=True):
                 raise Corrupt(
                     f"settings are missing: digest={digest} known={len(self._known)}; the decision of round "
-                    f"{round_number} names them, and they must never be deleted"
+                    f"{round_number} names them, and they must never be deleted; run `skerry doctor RUN`"
                 )
         if settings.from_round > round_number:
             raise Diverged(

@@ -97,7 +97,7 @@ def _why_stray(log: RunRecords, key: str, head: int, least: int) -> str | None:
         return f"the log has not reached this round: round {head} is open"
     if key.startswith(_CLOSING):
         return f"round {head} is open: contributions of {least} replicas do not back it"
-    if key.startswith(keys.EXCHANGES) and (why := _refused_decision(log, key, least)) is not None:
+    if key.startswith(keys.EXCHANGES) and (why := _refused_decision(log, key, least) or _unusable(log, key)):
         return f"replicas refuse this decision: {why}"
     base = _base(log, head)
     if key in log.contributions and base not in {None, log.contributions[key].record.base}:
@@ -122,6 +122,26 @@ def _refused_decision(log: RunRecords, key: str, least: int) -> str | None:
             return f"the log does not have the contribution of {share.slot} that it lists"
         if contribution.record.index != decision.index:
             return f"it averages other tensors than {share.slot} has contributed"
+    return None
+
+
+def _unusable(log: RunRecords, key: str) -> str | None:
+    """The reason for which no replica can apply a decision that seems right; None if the records show none."""
+    decision = log.decisions[key].record
+    if decision.settings is not None and log.settings is not None:
+        changes = log.settings.changes
+        digests = (*(change.previous for change in changes[1:]), log.settings.last_digest)
+        begins = {digest: change.from_round for digest, change in zip(digests, changes, strict=False)}
+        if begins.get(decision.settings, decision.round + 1) > decision.round:
+            return f"it names settings that do not exist, or that are of a later round: {decision.settings[:12]}"
+    counts = {
+        share.slot: len(
+            log.contributions[keys.contribution(decision.round, decision.exchange, share.slot)].record.parts
+        )
+        for share in decision.members
+    }
+    if len(set(counts.values())) > 1:  # the tensors, which are the same, determine it
+        return f"it lists contributions with different numbers of parts: {counts}"[:500]
     return None
 
 
