@@ -28,6 +28,7 @@ from skerry.runtime.log.records import (
 )
 from skerry.runtime.log.run_record import Run, Settings, is_over
 from skerry.runtime.store import Span
+from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.store.retrying import read_existing
 from skerry.runtime.structured_logging import emit
 
@@ -202,7 +203,11 @@ class RunLog:
         members = decision.record.members
         if decision.record.base != commit.previous or not decision.record.has_quorum(self.run.min_replicas):
             return False
-        contributions = (self.read_contribution(commit.round, exchange, share.slot, exists=True) for share in members)
+
+        def read(number: int) -> Stored[Contribution] | None:
+            return self.read_contribution(commit.round, exchange, members[number].slot, exists=True)
+
+        contributions = run_parallel(self.store, len(members), read, small=True)
         return all(
             stored is not None and (stored.digest, stored.record.base) == (share.contribution, commit.previous)
             for share, stored in zip(members, contributions, strict=True)
