@@ -111,9 +111,10 @@ class TestGoogle(InCloud):
         def look(key: str) -> bytes | None:
             # Cloud Storage's other face than that of its JSON tells bytes as they are.
             url = f"{google.endpoint('storage')}/{bucket}/{quote(prefix + key)}"
-            if not google.credentials.valid:
-                google.credentials.refresh(Request())
-            answer = requests.get(url, headers={"Authorization": f"Bearer {google.credentials.token}"}, timeout=60)
+            credentials = google.login.credentials
+            if not credentials.valid:
+                credentials.refresh(Request())
+            answer = requests.get(url, headers={"Authorization": f"Bearer {credentials.token}"}, timeout=60)
             assert answer.status_code in {200, 404}, answer.text
             return answer.content if answer.status_code == 200 else None
 

@@ -37,6 +37,11 @@ class QuietHandler(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  werkzeug's own name
         """Drop the line: the sandbox records its calls."""
 
+    def finish(self) -> None:
+        """End the connection, also if its client has left and the rest of an answer cannot be sent."""
+        with self.rfile, contextlib.suppress(OSError):
+            super().finish()
+
     def run_wsgi(self) -> None:
         """Answer one request. Its body is read first, so that the next request of the connection is behind it."""
         if self.headers.get("Expect", "").lower() == "100-continue":

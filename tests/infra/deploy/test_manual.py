@@ -25,7 +25,7 @@ MANUAL: Final = (Path(__file__).parents[3] / "infra/README.md").read_text()
 @pytest.fixture
 def spec(tmp_path: Path, skerry_sandbox: Sandbox) -> str:
     assert skerry_sandbox.inventory() == {}
-    shown, _rules = re.findall(r"```yaml\n(.*?)```", MANUAL, re.DOTALL)
+    shown, *_rules = re.findall(r"```yaml\n(.*?)```", MANUAL, re.DOTALL)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "train.py").write_text("print('training')\n")
     (tmp_path / "skerry.yaml").write_text(shown)

@@ -68,7 +68,7 @@ class Spending:
     @property
     def estimate_text(self) -> str:
         """For people: estimate $20.00; empty if it is unknown."""
-        return f"estimate {rounded(self.estimate)}" if self.estimate else ""
+        return f"estimate {rounded(self.estimate)}" if self.estimate is not None else ""
 
     @property
     def document(self) -> dict[str, float | None]:

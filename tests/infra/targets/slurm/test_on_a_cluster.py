@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra import runs
+from tests.support.command_line import invoke
 from tests.support.slurmsite import SlurmSite, slurm_site, until
 
 from skerry.runtime.log import keys
@@ -45,7 +45,7 @@ class Run:
         self.spec.write_text(text)
 
     def skerry(self, verb: str, *more: str, code: int = 0) -> str:
-        result = runs.skerry(verb, self.spec, *more)
+        result = invoke(verb, self.spec, *more)
         assert result.exit_code == code, result.output[-4000:]
         return result.output
 
