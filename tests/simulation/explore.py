@@ -89,6 +89,7 @@ LISTED: Final = (
     Bounds(rounds=2, preemptions=0, replaced=1),
     Bounds(rounds=2, preemptions=1, early=1),
     Bounds(rounds=2, preemptions=2),
+    Bounds(),
     Bounds(rounds=2),
 )
 
