@@ -49,7 +49,7 @@ PRIVATE: Final = (keys.RECEIPTS, keys.PROBE)
 OWN: Final = (keys.MEMBERS,)
 # Once there, these stay as they are in such short runs: a read gives the same before and after any call of others.
 SETTLED: Final = (keys.RUN, keys.CONTRIBUTIONS, keys.PAYLOADS, keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS)
-# What a replica tells of its traffic: others show it to people, and none acts on it.
+# A replica counts its traffic in these records. They are for people: no replica acts on the counts.
 COUNTED: Final = (keys.HEARTBEATS, keys.RECEIPTS)
 _COUNTERS: Final = re.compile(rb'"(?:uploaded_bytes|downloaded_bytes|requests|seconds)":(?:\d+|{[^}]*})')
 # What no other replica can see or change: a fiber begins, or goes on after a pause.
