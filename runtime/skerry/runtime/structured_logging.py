@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from io import TextIOWrapper
 
 Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
@@ -82,7 +83,13 @@ def line_format(replica: str) -> str:
 
 
 def log_to_stderr(replica: str) -> None:
-    """Write the runtime's events to stderr, unless the script has configured logging itself."""
+    """Write the runtime's events to stderr, unless the script has configured logging itself.
+
+    From then on `print` writes whole lines. Python without buffers (PYTHONUNBUFFERED, as in the image) writes a text
+    and its end of line in two calls, and an event of another thread came between them.
+    """
+    if getattr(sys.stdout, "write_through", False):
+        cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True, write_through=False)
     if _LOGGER.hasHandlers():
         return
     handler = logging.StreamHandler(sys.stderr)
