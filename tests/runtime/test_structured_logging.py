@@ -1,4 +1,4 @@
-"""What a replica's process writes to a log that its stdout and stderr share."""
+"""A log that stdout and stderr of a replica share: its lines are whole."""
 
 from __future__ import annotations
 

@@ -11,13 +11,12 @@ Sources: S3 API reference; S3 user guide, "Enforce conditional writes", "Setting
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, partition_of, statements_of, text_of
+from skerry.infra.clouds.aws.s3_objects import S3Objects
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
 from skerry.infra.clouds.handler_helpers import (
@@ -28,7 +27,6 @@ from skerry.infra.clouds.handler_helpers import (
     check_empty,
     check_owner,
     count_contents,
-    delete_contents,
     differing,
     each,
     wait_deleted,
@@ -36,10 +34,10 @@ from skerry.infra.clouds.handler_helpers import (
 )
 from skerry.infra.provision.graph import Life, Resource, as_json
 from skerry.infra.provision.handler import Contents, Observed
-from skerry.runtime.errors import Conflict, Retryable, Unauthorized
+from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable
     from datetime import datetime
 
     from skerry.infra.clouds.aws.policies import Statement
@@ -55,8 +53,6 @@ _UNENCRYPTED: Final = "none"
 # All principals of the account may use it through S3.
 _KEY_OF_AWS: Final = "aws/s3"
 
-# The most that one request deletes.
-_AT_ONCE: Final = 1000
 _ABORT_RULE: Final = "skerry-incomplete-uploads"
 _EXPIRE_RULE: Final = "skerry-expire-"
 _UNDELETE_RULE: Final = "skerry-undelete"
@@ -217,7 +213,7 @@ class Buckets:
 
     def contents(self, record: StateRecord, prefix: str = "") -> Contents:
         """See DataHandler.contents."""
-        return count_contents(self._versions(record, prefix), "Size")
+        return count_contents(self._objects(record, prefix).versions(), "Size")
 
     def key(self, record: StateRecord) -> str:
         """See BucketHandler.key. Only a key that is named by its ARN can be named in a policy."""
@@ -230,36 +226,11 @@ class Buckets:
         self, record: StateRecord, prefix: str = "", progress: Callable[[Contents], None] = lambda _deleted: None
     ) -> Contents:
         """See DataHandler.empty. Absent is success. The bucket stays. progress: called after every page."""
-        deleted = delete_contents(
-            lambda: next(self._versions(record, prefix), None),
-            lambda page: self._delete_all(record, page),
-            "Size",
-            progress,
-        )
-        where = {"Bucket": record.name, "Prefix": prefix}
-        with suppress(Absent):
-            uploads = self._aws.pages("s3", record.region, "list_multipart_uploads", "Uploads", **where)
-            for upload in list(uploads):
-                self._abort(record, str(upload["Key"]), str(upload["UploadId"]))
-        return deleted
+        return self._objects(record, prefix).delete(progress)
 
     def undelete(self, record: StateRecord, prefix: str, since: datetime) -> Contents:
-        """See BucketHandler.undelete. What is newer than the old version goes for good: markers and replacements."""
-        by_key: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-        for page in self._versions(record, prefix):
-            for entry in page:
-                by_key[str(entry["Key"])].append(entry)
-        newer: list[dict[str, Any]] = []
-        sizes: list[int] = []
-        for entries in by_key.values():
-            then = max((item for item in entries if item["LastModified"] < since), key=_modified, default=None)
-            later = [item for item in entries if item["LastModified"] >= since]
-            if later and then is not None and "Size" in then:  # a marker has none
-                newer += later
-                sizes.append(int(then["Size"]))
-        for first in range(0, len(newer), _AT_ONCE):
-            self._delete_all(record, newer[first : first + _AT_ONCE])
-        return Contents(objects=len(sizes), size_bytes=sum(sizes))
+        """See BucketHandler.undelete."""
+        return self._objects(record, prefix).undelete(since)
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. The run's bucket is the one in its URI, in any region."""
@@ -277,6 +248,9 @@ class Buckets:
         if where is None:
             return None
         return BucketLook(region=where, owner=owner_of(self._tags(name, where)))
+
+    def _objects(self, record: StateRecord, prefix: str) -> S3Objects:
+        return S3Objects(aws=self._aws, region=record.region, bucket=record.name, prefix=prefix)
 
     def _read(self, desired: Desired) -> Observed | None:
         name = desired.name
@@ -331,45 +305,8 @@ class Buckets:
         # With the account, so that a bucket of that name in another account is never changed.
         self._aws.call("s3", region, operation, ExpectedBucketOwner=self._aws.identity().account, **request)
 
-    def _versions(self, record: StateRecord, prefix: str) -> Iterator[list[dict[str, Any]]]:
-        """Objects with their versions and delete markers, a thousand at a time."""
-        following: dict[str, Any] = {}
-        while True:
-            page = self._aws.call(
-                "s3",
-                record.region,
-                "list_object_versions",
-                Bucket=record.name,
-                Prefix=prefix,
-                MaxKeys=_AT_ONCE,
-                **following,
-            )
-            entries: list[dict[str, Any]] = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
-            if entries:
-                yield entries
-            if not page.get("IsTruncated"):
-                return
-            following = {"KeyMarker": page["NextKeyMarker"]}
-            if page.get("NextVersionIdMarker"):
-                following["VersionIdMarker"] = page["NextVersionIdMarker"]
-
-    def _delete_all(self, record: StateRecord, entries: Sequence[dict[str, Any]]) -> None:
-        objects = [{"Key": str(entry["Key"]), "VersionId": str(entry["VersionId"])} for entry in entries]
-        batch = {"Objects": objects, "Quiet": True}
-        response = self._aws.call("s3", record.region, "delete_objects", Bucket=record.name, Delete=batch)
-        for error in response.get("Errors", []):
-            reason = f"{error.get('Code')}: {error.get('Message')}"
-            message = f"cannot delete s3://{record.name}/{error.get('Key')}: {reason}"
-            raise (Unauthorized if error.get("Code") == "AccessDenied" else Retryable)(message)
-
     def _outputs(self, name: str, region: str) -> dict[str, str]:
         return {"name": name, "arn": arn_of(name, self._aws.partition(region)), "region": region}
-
-    def _abort(self, record: StateRecord, key: str, upload: str) -> None:
-        try:
-            self._aws.call("s3", record.region, "abort_multipart_upload", Bucket=record.name, Key=key, UploadId=upload)
-        except Absent:
-            return
 
 
 def _rules(settings: Mapping[str, Value]) -> list[dict[str, Any]]:
@@ -495,10 +432,6 @@ def _public(response: Mapping[str, Any]) -> str:
 def _ownership(response: Mapping[str, Any]) -> str:
     rules = response.get("OwnershipControls", {}).get("Rules", [])
     return str(rules[0].get("ObjectOwnership")) if rules else "ObjectWriter"
-
-
-def _modified(entry: Mapping[str, Any]) -> datetime:
-    return entry["LastModified"]
 
 
 def _sequence(value: Value) -> Sequence[Value]:
