@@ -8,7 +8,7 @@ import pytest
 from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.errors import Fenced, Retryable
+from skerry.runtime.errors import Fenced, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
@@ -44,6 +44,11 @@ class Replaced:
     @property
     def waited_s(self) -> float:
         return self.clock.now() - self.began
+
+
+def test_reduction_that_the_codec_does_not_have_is_refused_first() -> None:
+    with pytest.raises(Invalid, match=r"sparse cannot be averaged by reduce_scatter; set reduction to auto"):
+        SessionOptions(min_replicas=1, deadline_s=1.0, codec="sparse", reduction="reduce_scatter")
 
 
 @pytest.mark.parametrize("first_beat_s", [0.0, 3 * BEAT_S])

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.up_destroy_events import Event
     from skerry.infra.observe.participation import Participation
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.infra.spec.model import SpecFile
@@ -204,28 +205,16 @@ def launch(
     workspace = Workspace(spec.work_folder)
     with workspace.locked():
         workspace.kill_leftovers()
-        if spec.mirrors and load_run(store) is None:
-            _check_limits(spec)
-            check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
-        run, continued = create_or_load_run(store, spec, clock)
-        settings = require_settings(store)
-        slots = [replica.slot for replica in spec.replica_slots]
-        # Those of this folder are dead by now: its lock is held, and what was left over is killed. Also of those that
-        # the spec does not have, because they are removed from the run.
-        if continued and (live := live_replicas(store, run, clock, {*slots, *run.slots})):
-            ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
-        if continued:
-            expect_slots(store, settings, slots, removes=True, by=operator_name(), now=clock.utc_text())
+        run, continued, settings = _create_or_continue(store, spec, clock, ask_take_over)
         workspace.uri_file.write_text(spec.run_uri)
         store.create(keys.code(packed.digest), packed.data)
-        folder = workspace.code_folder(packed.digest)
-        if not folder.exists():
+        if not (folder := workspace.code_folder(packed.digest)).exists():
             code_archive.unpack(packed.data, packed.digest, folder)
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
         endings = EndingRecorder(polled, run, clock)
         follower = ParticipationFollower(polled, run, is_new=not continued)
         observer = Observer(polled, settings, clock, read_history(polled) if continued else None)
-        expected = set(slots)
+        expected = {replica.slot for replica in spec.replica_slots}
 
         def look() -> RunView:
             endings.write()
@@ -262,6 +251,25 @@ def launch(
             clock=clock,
             finish=finish,
         )
+
+
+def _create_or_continue(
+    store: Store, spec: SpecFile, clock: Clock, ask_take_over: Callable[[str], None]
+) -> tuple[Run, bool, RunSettings]:
+    """The run, True if it was there before, and its settings, with the slots of the spec. See `launch`."""
+    if spec.mirrors and load_run(store) is None:
+        _check_limits(spec)
+        check_not_lost(spec, lambda uri: open_store(uri, clock=clock, deadline_s=_READ_DEADLINE_S))
+    run, continued = create_or_load_run(store, spec, clock)
+    settings = require_settings(store)
+    if continued:
+        slots = [replica.slot for replica in spec.replica_slots]
+        # Those of this folder are dead by now: its lock is held, and what was left over is killed. Also of those that
+        # the spec does not have, because they are removed from the run.
+        if live := live_replicas(store, run, clock, {*slots, *run.slots}):
+            ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
+        expect_slots(store, settings, slots, removes=True, by=operator_name(), now=clock.utc_text())
+    return run, continued, settings
 
 
 def _replicas_of(spec: SpecFile, slots: Sequence[str], inputs: dict[str, ReplicaInputs]) -> tuple[ReplicaSlot, ...]:

@@ -77,6 +77,8 @@ class SessionOptions:
             raise Invalid(
                 f"must be at least 1: min_replica_size={self.min_replicas} checkpoint_every={self.checkpoint_every}"
             )
+        if self.codec == "sparse" and self.reduction == "reduce_scatter":
+            raise Invalid("codec sparse cannot be averaged by reduce_scatter; set reduction to auto")
 
 
 def _thread(name: str) -> Executor:
@@ -159,8 +161,8 @@ def join_run(
 
     new_run: the run to start; None: one without end, named as the last part of the prefix. stop: ends all waiting; None
     makes an event.
-    Raises Invalid for a store that ignores conditions, for spares in a run that makes up for lost work, for a
-    reduction that the codec does not have, and if a run with failover could go on twice.
+    Raises Invalid for a store that ignores conditions, for spares in a run that makes up for lost work, and if a run
+    with failover could go on twice.
     """
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
@@ -177,19 +179,11 @@ def join_run(
     run = run.model_copy(update={"min_replicas": min(run.min_replicas, terms.min_replicas)})
     log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = (
-        Presence(log, clock, slot, heartbeat_s, terms.place, terms.software)
-        if group.rank == 0
-        else FollowerPresence(slot)
-    )
-    if run.failover is not None and group.rank == 0:
-        _copy_claim(opened, run.failover.mirror, slot, clock)
+    presence = FollowerPresence(slot) if group.rank else _claim(log, slot, terms, heartbeat_s, clock)
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_cap)
     codec = codec_for(terms.codec, is_local=opened.profile.is_local)
-    if codec == "sparse" and terms.reduction == "reduce_scatter":
-        raise Invalid("codec sparse cannot be averaged by reduce_scatter; set reduction to auto")
     exchange = Exchange(
         log=log,
         presence=presence,
@@ -233,6 +227,13 @@ def join_run(
         poll_every_s=heartbeat_s,
         roll_ups=terms.roll_ups,
     )
+
+
+def _claim(log: RunLog, slot: str, terms: SessionOptions, heartbeat_s: float, clock: Clock) -> Presence:
+    presence = Presence(log, clock, slot, heartbeat_s, terms.place, terms.software)
+    if log.run.failover is not None:
+        _copy_claim(log.store, log.run.failover.mirror, slot, clock)
+    return presence
 
 
 def _copy_claim(home: Store, mirror_uri: str, slot: str, clock: Clock) -> None:
