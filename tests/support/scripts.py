@@ -18,7 +18,7 @@ _LIMIT_S: Final = 180
 _LOADS: Final = """
 import json, sys
 from skerry.infra.cli.app import app
-known = {'boto3', 'google.auth', 'google.cloud.aiplatform', 'sagemaker', 'docker', 'torch', 'moto', 'pandas'}
+known = {'boto3', 'google.auth', 'google.cloud.aiplatform_v1', 'sagemaker', 'docker', 'torch', 'moto', 'pandas'}
 loaded = [sorted(known & set(sys.modules))]
 for words in json.loads(sys.argv[1]):
     try:

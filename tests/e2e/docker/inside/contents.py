@@ -21,7 +21,7 @@ def main() -> None:
     assert os.access(os.environ["HOME"], os.W_OK), "home cannot be written"
     # No cloud SDK. google-auth is none: it only creates tokens, for replicas on AWS with a store in Google Cloud.
     assert importlib.util.find_spec("google.auth"), "google-auth is not in the image"
-    for name in ("boto3", "botocore", "sagemaker", "google.cloud.aiplatform", "docker", "pytest"):
+    for name in ("boto3", "botocore", "sagemaker", "google.cloud.aiplatform_v1", "docker", "pytest"):
         parent = name.partition(".")[0]
         assert not (importlib.util.find_spec(parent) and importlib.util.find_spec(name)), f"{name} is in the image"
     for program in ("gcc", "cc", "g++", "git"):

@@ -238,15 +238,15 @@ def test_only_credential_errors_are_unauthorized(
     expected: type[Exception],
 ) -> None:
     """The request was sent before the error, so the job exists and is read."""
-    from google.cloud import aiplatform  # noqa: PLC0415  takes seconds in every process that collects the tests
+    from google.cloud.aiplatform_v1 import JobServiceClient  # noqa: PLC0415  takes a second in every collecting process
 
-    submit = aiplatform.CustomJob.submit
+    create: Any = JobServiceClient.create_custom_job  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
-    def broken(job: Any, **parameters: Any) -> None:
-        submit(job, **parameters)
+    def broken(client: JobServiceClient, **parameters: Any) -> None:
+        create(client, **parameters)
         raise error
 
-    monkeypatch.setattr(aiplatform.CustomJob, "submit", broken)
+    monkeypatch.setattr(JobServiceClient, "create_custom_job", broken)
     if expected is Retryable:
         assert Jobs(google).create(lost)["id"] != lost.outputs["id"]
     else:
@@ -339,6 +339,6 @@ def test_update_of_a_job_is_rejected(google: Google, scene: Scene) -> None:
 def test_missing_sdk_is_reported_with_the_install_command(
     google: Google, lost: Desired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
+    monkeypatch.setitem(sys.modules, "google.cloud.aiplatform_v1", None)
     with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):
         Jobs(google).create(lost)
