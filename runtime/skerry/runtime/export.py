@@ -13,7 +13,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.model_from_checkpoint import TrainedModel, fragments_digest, trained_model
-from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused, voters_of
+from skerry.runtime.checkpointing.receipt_comparison import read_evidence
 from skerry.runtime.checkpointing.shared_state import is_state, tensors_in
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
@@ -154,13 +154,6 @@ def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks:
     Receipts of DDP cover a part of the state that only the script knows, those of LocalSGD no state: there they show
     only that a majority contradicts the writer.
     """
-    if manifest.round == 0:
-        return
-    receipts = receipts_of(store, run.nonce, manifest.round - 1)
-    members = voters_of(store, manifest.round - 1, receipts)
-    considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
-    if is_outvoted(manifest.writer, considered):
-        raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
-    evidence = evidence_of(considered, members, manifest.commit)
+    evidence = read_evidence(store, run.nonce, manifest)
     if evidence.scope == "fragments":
         evidence.check(manifest.round, fragments_digest(ranks))

@@ -125,6 +125,28 @@ def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Plac
     second.stop()
 
 
+def test_original_that_comes_back_and_goes_on_is_ended_by_a_repeat(places: Places) -> None:
+    """Its replicas waited for their store; they know nothing of the restored run."""
+    replicate(places)
+    shutil.move(places.folder / "east", places.folder / "away")
+    done = invoke("restore", places.mirror, "--to", places.restored)
+    assert done.exit_code == 0, done.output
+    assert f"if {places.original} comes back, repeat this command" in done.output
+    shutil.move(places.folder / "away", places.folder / "east")
+    places.train(ROUNDS + 2)
+    replicate(places)
+    refused = invoke("restore", places.mirror, "--to", places.restored, "--auto-approve", "--at", "4")
+    assert (refused.exit_code, "name an empty prefix" in refused.output) == (1, True)
+    again = invoke("restore", places.mirror, "--to", places.restored, "--auto-approve")
+    assert again.exit_code == 0, again.output
+    assert "rounds of the original that are not in it: 2" in again.output
+    assert "will end at" in again.output
+    assert f"goes on at {places.restored} from round {ROUNDS}\n" in again.output
+    for island in places.islands:
+        with pytest.raises(Moved, match=f"{places.restored}, from round {ROUNDS} on"):
+            island.train(ROUNDS + 3)
+
+
 def test_rounds_after_the_copy_are_reported_as_lost(places: Places) -> None:
     replicate(places)
     places.train(ROUNDS + 2)
@@ -136,25 +158,82 @@ def test_rounds_after_the_copy_are_reported_as_lost(places: Places) -> None:
     assert "has 3 rounds" in invoke("restore", places.mirror, "--at", "9").output
 
 
+NEWEST = f"{keys.CHECKPOINTS}{4:08d}"
+
+
+def damage(store: Path, folder: str, how: str = "flipped") -> None:
+    """Damage all tensors there."""
+    changed = [path for path in (store / folder).rglob("*") if path.is_file() and path.suffix != ".json"]
+    assert changed
+    for path in changed:
+        data = path.read_bytes()
+        if how == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if how == "flipped" else data[:-5])
+
+
+def copied_twice(places: Places, *words: str) -> Path:
+    """A mirror of five rounds with checkpoints of 2 and 4. Returns its folder; the store of the run is lost."""
+    replicate(places, *words)
+    places.train(ROUNDS + 2)
+    replicate(places, *words)
+    for island in places.islands:
+        with suppress(OSError):
+            island.stop()
+    shutil.rmtree(places.folder / "east")
+    return places.folder / "west/my-run"
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut off", "missing"])
+def test_restore_passes_over_a_damaged_newest_checkpoint(places: Places, how: str) -> None:
+    mirror = copied_twice(places)
+    damage(mirror, NEWEST, how)
+    done = invoke("restore", places.mirror, "--to", places.restored)
+    assert done.exit_code == 0, done.output
+    assert "goes on from round 5: checkpoint 2 and 3 rounds after it" in done.output
+    assert re.search(f"not used: .*{NEWEST}/", done.output)
+    assert "lost: no round" in done.output
+    assert invoke("doctor", "--deep", places.restored).exit_code == 0
+
+
+def test_rounds_lost_with_a_damaged_checkpoint_are_named(places: Places) -> None:
+    mirror = copied_twice(places, "--no-payloads")
+    damage(mirror, NEWEST)
+    rehearsed = invoke("restore", places.mirror, "--rehearse")
+    assert rehearsed.exit_code == 1
+    assert f"`skerry doctor {places.mirror} --repair`" in rehearsed.output
+    done = invoke("restore", places.mirror, "--to", places.restored, "--json")
+    assert done.exit_code == 0, done.output
+    restored = json.loads(done.output.splitlines()[-1])
+    assert (restored["round"], restored["checkpoint"], restored["lost"]) == (2, 2, 3)
+    assert NEWEST in restored["not_used"][0]
+
+
+def test_restore_without_a_whole_checkpoint_changes_nothing(places: Places) -> None:
+    replicate(places)
+    damage(places.folder / "west/my-run", keys.CHECKPOINTS)
+    refused = invoke("restore", places.mirror, "--to", places.restored, "--auto-approve")
+    assert refused.exit_code == 1
+    assert f"payload is damaged: key={keys.CHECKPOINTS}" in refused.output
+    assert f"`skerry doctor {places.mirror} --repair --from COPY`" in refused.output
+    assert open_store(places.restored).list("") == []
+    assert open_store(places.original).read(keys.ELSEWHERE) is None
+    for island in places.islands:
+        island.stop()
+
+
 def test_rehearsal_reads_every_byte_and_leaves_nothing(places: Places) -> None:
     replicate(places)
     done = invoke("restore", places.mirror, "--rehearse")
     assert done.exit_code == 0, done.output
     assert "every byte read" in done.output
     assert sorted(path.name for path in (places.folder / "west").iterdir()) == ["my-run"]
-    mirror = open_store(places.mirror)
-    part = next(e.key for e in mirror.list(keys.CHECKPOINTS) if not e.key.endswith("manifest.json"))
-    for entry in mirror.list(keys.CHECKPOINTS):
-        if entry.key.endswith("manifest.json"):
-            continue
-        path = places.folder / "west/my-run" / entry.key
-        damaged = bytearray(path.read_bytes())
-        damaged[-1] ^= 1
-        path.write_bytes(damaged)
+    damage(places.folder / "west/my-run", keys.CHECKPOINTS)
     failed = invoke("restore", places.mirror, "--rehearse")
     assert failed.exit_code == 1
     assert "payload is damaged" in failed.output
-    assert part.partition("/")[0] in failed.output
+    assert keys.CHECKPOINTS in failed.output
     assert sorted(path.name for path in (places.folder / "west").iterdir()) == ["my-run"]
 
 
@@ -250,6 +329,21 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
     replicated = invoke("replicate", spec)
     assert replicated.exit_code == 0, replicated.output
     assert f"{places.mirrors}/my-run-restored: {ROUNDS + 2} of {ROUNDS + 2} rounds" in replicated.output
+
+
+def test_older_mirror_is_restored_if_the_newest_is_damaged(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # both would be other machines
+    away = (places.folder / "away").as_uri()
+    spec = write_spec_of(places, f"  - {{to: file://west}}\n  - {{to: file://south}}\n  - {{to: {away}}}\n")
+    assert invoke("replicate", places.original, "--to", (places.folder / "south").as_uri()).exit_code == 0
+    damage(copied_twice(places), keys.CHECKPOINTS)
+    (places.folder / "away").write_text("")  # no folder can be below a file
+    done = invoke("restore", spec, "--to", f"{places.restored}-2")
+    assert done.exit_code == 0, done.output
+    assert f"at {(places.folder / 'south/my-run').as_uri()}, a mirror of" in done.output
+    assert f"goes on from round {ROUNDS}" in done.output
+    assert re.search(f"not used: {places.mirror}: .*payload is damaged", done.output)
+    assert f"not used: {away}/my-run: " in done.output
 
 
 def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,9 +470,7 @@ def test_restore_from_another_mirror_is_the_verdict_for_replicas(voting: Voting)
 
 def test_verdict_without_its_run_is_completed_from_another_mirror(voting: Voting) -> None:
     verdict = voting.vote()
-    for path in (voting.folder / "west/my-run/checkpoints").rglob("*"):
-        if path.is_file() and path.suffix != ".json":
-            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    damage(voting.folder / "west/my-run", keys.CHECKPOINTS)
     with pytest.raises(Corrupt, match="payload is damaged"):
         voting.go_on(verdict)
     assert invoke("restore", voting.votes).exit_code == 1

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kit.managers import begin_run, manager_of, stop_managers
+from tests.kit.managers import begin_run, islands_of, manager_of, stop_managers, train_all
 from tests.runtime.mirrors.test_mirror import CLOCK, Named, copied_after_each_round
 from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_run
+from skerry.runtime.log.records import CheckpointManifest, Decision, digest_of
 from skerry.runtime.log.run_record import Verdict
 from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
 from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.mirrors.restorable import find_cut
-from skerry.runtime.mirrors.run_from_copy import check_fork
+from skerry.runtime.mirrors.run_from_copy import check_fork, fork
 
 if TYPE_CHECKING:
+    from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
 
 
@@ -98,11 +102,11 @@ def test_damage_of_all_checkpoints_is_named_and_not_read_again(mirror: Named) ->
     damage(mirror, keys.CHECKPOINTS)
     clock = FakeClock()
     cuts = CheckedCuts(clock)
-    with pytest.raises(Invalid, match="can be restored: payload is damaged"):
+    with pytest.raises(Corrupt, match="can be restored: payload is damaged"):
         cuts.find(mirror)
     mirror.hook = refuse_tensors
     clock.pause(250)
-    with pytest.raises(Invalid, match="can be restored: payload is damaged"):
+    with pytest.raises(Corrupt, match="can be restored: payload is damaged"):
         cuts.find(mirror)
 
 
@@ -110,7 +114,7 @@ def test_mirror_that_was_mended_is_read_again_after_minutes(mirror: Named, five_
     damage(mirror, keys.CHECKPOINTS)
     clock = FakeClock()
     cuts = CheckedCuts(clock)
-    with pytest.raises(Invalid, match="payload is damaged"):
+    with pytest.raises(Corrupt, match="payload is damaged"):
         cuts.find(mirror)
     for entry in five_rounds.list(keys.CHECKPOINTS):
         mirror.replace(entry.key, bytes(five_rounds.read(entry.key) or b""))
@@ -133,6 +137,126 @@ def test_equal_parts_of_a_contribution_are_no_damage() -> None:
     stop_managers()
     Mirror(store, mirror, CLOCK, MirrorOptions()).catch_up()
     assert CheckedCuts(FakeClock()).find(mirror).round == 3
+
+
+def change(store: Store, key: str, **fields: object) -> None:
+    """Let the record be another one, that parses."""
+    document = json.loads(bytes(store.read(key) or b"")) | fields
+    store.replace(key, json.dumps(document, separators=(",", ":")).encode())
+
+
+def fork_of(mirror: Store) -> tuple[Cut, Named]:
+    cut, target = CheckedCuts(FakeClock()).find(mirror), Named("runs/fork")
+    fork(mirror, cut, target, "2026-01-01")
+    return cut, target
+
+
+def errors_of(store: Store) -> list[str]:
+    examination = examine_store(store, on_progress=lambda _done, _whole: None)
+    return [item.text for item in examination.findings if item.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [keys.receipt(0, "a"), keys.receipt(4, "a"), keys.member("a", 0), keys.outcome("a", 0), "private/a/00000004"],
+)
+def test_damaged_record_that_no_digest_names_stops_no_restore(mirror: Named, damaged: str) -> None:
+    """A receipt is a vote, a start and an outcome are for people, a private state is made anew."""
+    at = damaged if damaged.endswith(".json") else damaged + keys.MANIFEST
+    mirror.create(at, b"")
+    mirror.replace(at, b"{}")
+    cut, target = fork_of(mirror)
+    assert (cut.round, cut.checkpoint) == (5, 4)
+    assert [reason for reason in cut.skipped if at in reason]
+    assert target.read(at) is None
+    assert [text for text in errors_of(target) if "has no membership record" not in text] == []
+
+
+def test_receipt_of_another_commit_does_not_become_a_vote(mirror: Named) -> None:
+    """Nor do records of another run become ones of this run."""
+    change(mirror, keys.receipt(3, "a"), commit="7" * 64)
+    change(mirror, keys.receipt(2, "a"), run="7" * 32)
+    cut, target = fork_of(mirror)
+    assert (cut.round, len(cut.skipped)) == (5, 2)
+    assert target.read(keys.receipt(3, "a")) is None
+    assert target.read(keys.receipt(2, "a")) is None
+    assert target.read(keys.receipt(4, "a")) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        (keys.contribution(0, 0, "a"), {"tokens": 99}),
+        (keys.decision(1, 0), {"base": "7" * 64}),
+        (keys.commit(1), {"work": 99.0}),
+        (keys.commit(0), {"previous": "7" * 64}),
+    ],
+)
+def test_new_digests_make_no_damaged_record_sound(mirror: Named, key: str, fields: dict[str, object]) -> None:
+    change(mirror, key, **fields)
+    with pytest.raises(Corrupt, match=r"doctor memory://mirrors/copy --repair --from COPY") as raised:
+        CheckedCuts(FakeClock()).find(mirror)
+    assert keys.round_of(key) == 1 or key in str(raised.value)
+
+
+def test_named_round_is_restored_from_an_older_checkpoint(mirror: Named) -> None:
+    damage(mirror, checkpoint(4))
+    cut = CheckedCuts(FakeClock()).find(mirror, 5)
+    assert (cut.round, cut.checkpoint) == (5, 2)
+    assert checkpoint(4) in cut.skipped[0]
+    damage(mirror, f"{keys.PAYLOADS}{4:08d}")
+    with pytest.raises(Corrupt, match=f"{keys.PAYLOADS}{4:08d}"):
+        CheckedCuts(FakeClock()).find(mirror, 5)
+
+
+def test_whole_cut_is_read_once(mirror: Named) -> None:
+    cuts = CheckedCuts(FakeClock())
+    first = cuts.find(mirror)
+    mirror.hook = refuse_tensors
+    assert cuts.find(mirror) == first
+
+
+def test_rounds_that_too_few_have_closed_need_a_name(mirror: Named) -> None:
+    """No replica would follow them, or load the checkpoint after them."""
+    run = read_run(mirror)
+    assert run is not None
+    mirror.replace(keys.RUN, run.model_copy(update={"min_replicas": 2}).to_bytes())
+    mirror.delete(keys.checkpoint_manifest(2))
+    with pytest.raises(Invalid, match=r"min_replicas=2 replicas have closed round 3"):
+        find_cut(mirror)
+    assert find_cut(mirror, 5).round == 5
+
+
+def test_round_that_was_closed_alone_ends_a_cut() -> None:
+    """By a compromised replica: decision and commit fit, and have one member."""
+    copy = Named("runs/two")
+    begin_run(copy, "ab", minimum=2)
+    train_all(islands_of(copy, "ab", grace_s=60.0), 2)
+    stop_managers()
+    copy.delete(keys.checkpoint_manifest(2))
+    decided = keys.decision(1, 0)
+    decision = Decision.parse(copy.read(decided) or b"", decided)
+    alone = decision.model_copy(update={"members": decision.members[:1]}).to_bytes()
+    copy.replace(decided, alone)
+    change(copy, keys.commit(1), exchanges=[digest_of(alone)])
+    cut = find_cut(copy)
+    assert (cut.round, cut.logged) == (1, 2)
+    assert "closed by fewer than min_replicas=2" in cut.skipped[0]
+    assert find_cut(copy, 2).round == 2
+
+
+def test_checkpoint_of_an_outvoted_writer_is_passed_over() -> None:
+    """No replica would load it, so a run made of it could not start."""
+    copy = Named("runs/three")
+    begin_run(copy, "abc", minimum=3)
+    train_all(islands_of(copy, "abc", minimum=3, grace_s=60.0), 2)
+    stop_managers()
+    key = keys.checkpoint_manifest(2)
+    writer = CheckpointManifest.parse(copy.read(key) or b"", key).writer
+    change(copy, keys.receipt(1, writer), state="7" * 32)
+    cut = find_cut(copy)
+    assert (cut.round, cut.checkpoint) == (2, 1)
+    assert f"a majority contradicts its writer {writer}" in cut.skipped[0]
 
 
 def refuse_tensors(verb: str, key: str) -> None:

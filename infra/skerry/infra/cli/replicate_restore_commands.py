@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -31,6 +31,7 @@ from skerry.infra.run.restore_run import (
     RESTORED,
     best_mirror,
     end_original,
+    find_restored,
     mirrors_of_fork,
     plan_restore,
     restore,
@@ -41,7 +42,9 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.budget import Budget
+from skerry.runtime.mirrors.checked_cut import CheckedCuts
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
+from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -74,7 +77,10 @@ class _Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class _Restored:
-    """A restore. uri: of the new run, None if none was made. ended: slots of the original whose replicas will end."""
+    """A restore. uri: of the new run, None if none was made. ended: slots of the original whose replicas will end.
+
+    not_used: what is damaged, and mirrors that were passed over, with the reason.
+    """
 
     run: str
     round: int
@@ -83,6 +89,7 @@ class _Restored:
     original: str | None
     uri: str | None
     ended: tuple[str, ...] = ()
+    not_used: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     ok: bool = True
 
@@ -164,14 +171,19 @@ def restore_run(
         def open_at(uri: str) -> Store:
             return open_store(uri, clock=clock, deadline_s=_DEADLINE_S) if places is None else places.open_at(uri)
 
-        source = (
-            open_at(mirror.rstrip("/"))
-            if places is None
-            else best_mirror([places.open_at(each.uri) for each in places.mirrors], at)
-        )
-        plan = plan_restore(source, at, open_at, votes_are_lost=votes_are_lost)
+        passed: tuple[str, ...] = ()
+        with Console(stderr=True).status("reading the mirror" if not dry_run else "looking at the mirror"):
+            find = find_cut if dry_run else CheckedCuts(clock).find
+            if places is None:
+                source = open_at(mirror.rstrip("/"))
+            else:
+                source, passed = best_mirror([places.open_at(each.uri) for each in places.mirrors], at, find)
+            plan = plan_restore(source, at, open_at, find, votes_are_lost=votes_are_lost)
+        plan = replace(plan, passed=passed)
         if not as_json:
             print_lines(_plan_lines(plan))
+            if dry_run:
+                typer.echo("lengths and records were compared; --rehearse and a restore read every byte first")
         if dry_run:
             if as_json:
                 typer.echo(to_json(_result(plan)))
@@ -183,9 +195,14 @@ def restore_run(
             target = open_at((to or plan.target).rstrip("/"))
             if not yes and plan.closed is not None:
                 confirm(f"The replicas at {plan.original} will end. Restore to {target.uri}?", flag="--auto-approve")
-            lines = () if places is None else places.lines
-            mirrors = mirrors_of_fork(lines, plan.cut.run, target.uri)
-            _restore(source, plan, target, clock, mirrors, open_at, as_json=as_json)
+            if (run := find_restored(target, plan.cut.run, at)) is not None:
+                plan = plan.after(run)
+                typer.echo(f"restored already; rounds of the original that are not in it: {plan.lost}", err=as_json)
+            else:
+                lines = () if places is None else places.lines
+                mirrors = mirrors_of_fork(lines, plan.cut.run, target.uri)
+                run = _make_run(source, plan, target, clock, mirrors)
+            _end_and_tell(plan, run, target, clock, open_at, as_json=as_json)
 
 
 def mirror_uri(store: str, run: str) -> str:
@@ -261,21 +278,14 @@ def _plan_lines(plan: RestorePlan) -> list[str]:
         lines.append(f"lost: {plan.lost} rounds; {known}, {cut.logged} of them by the copy's log")
     else:
         lines.append("lost: no round that is known to be closed")
-    return [*lines, *(f"not used: {reason}" for reason in cut.skipped)]
+    return [*lines, *(f"not used: {reason}" for reason in plan.not_used)]
 
 
-def _restore(
-    source: Store,
-    plan: RestorePlan,
-    target: Store,
-    clock: Clock,
-    mirrors: tuple[MirrorSettings, ...],
-    open_at: Callable[[str], Store],
-    *,
-    as_json: bool,
-) -> None:
+def _make_run(
+    source: Store, plan: RestorePlan, target: Store, clock: Clock, mirrors: tuple[MirrorSettings, ...]
+) -> Run:
     with Console(stderr=True).status("copying") as status:
-        run = restore(
+        return restore(
             source,
             plan,
             target,
@@ -284,7 +294,13 @@ def _restore(
             by=operator_name(),
             on_round=lambda done: status.update(f"{done} of {plan.cut.round} rounds"),
         )
-    ended, problems = _end_original(plan, target.uri, clock, open_at)
+
+
+def _end_and_tell(
+    plan: RestorePlan, run: Run, target: Store, clock: Clock, open_at: Callable[[str], Store], *, as_json: bool
+) -> None:
+    """End the original of a restored run, and print the next steps."""
+    ended, problems = _end_original(plan, run, clock, open_at)
     if as_json:
         typer.echo(to_json(_result(plan, target.uri, ended, problems)))
     else:
@@ -293,7 +309,9 @@ def _restore(
             [
                 *([f"will end at {plan.original}: {', '.join(ended)}"] if ended else []),
                 *problems,
-                f"run {run.name} goes on at {target.uri}; write into its spec `store: {root}` and `run: {name}`",
+                *_return_lines(plan),
+                f"run {run.name} goes on at {target.uri} from round {plan.cut.round}",
+                f"write into its spec `store: {root}` and `run: {name}`",
                 *_spec_lines(run),
                 "then start its replicas with `skerry up`, in a cloud with `skerry apply`",
             ]
@@ -310,14 +328,20 @@ def _spec_lines(run: Run) -> list[str]:
     return ["remove the stores from its `replication:`; `skerry replicate --to STORE --follow` keeps a new mirror"]
 
 
+def _return_lines(plan: RestorePlan) -> list[str]:
+    if plan.original is None or plan.closed is not None:
+        return []
+    return [f"if {plan.original} comes back, repeat this command: it ends the replicas there"]
+
+
 def _end_original(
-    plan: RestorePlan, restored_uri: str, clock: Clock, open_at: Callable[[str], Store]
+    plan: RestorePlan, run: Run, clock: Clock, open_at: Callable[[str], Store]
 ) -> tuple[list[str], list[str]]:
     """Returns the slots whose replicas will end, and the problems."""
     if plan.original is None or plan.closed is None:
         return [], []
     try:
-        return end_original(open_at(plan.original), plan, restored_uri, clock, operator_name()), []
+        return end_original(open_at(plan.original), run, clock, operator_name()), []
     except (SkerryError, OSError) as error:
         return [], [f"the replicas at {plan.original} could not be stopped: {error}; stop them, or two runs continue"]
 
@@ -330,6 +354,8 @@ def _rehearse(source: Store, plan: RestorePlan, target: Store, clock: Clock, *, 
     finally:
         clear_prefix(target)
     problems = tuple(item.text for item in examination.findings if item.severity == "error")
+    if plan.not_used:
+        problems += (f"restored without what is not used; `skerry doctor {plan.uri} --repair` mends what it can",)
     if as_json:
         typer.echo(to_json(_result(plan, problems=problems)))
     else:
@@ -349,6 +375,7 @@ def _result(
         original=plan.original,
         uri=uri,
         ended=tuple(ended),
+        not_used=plan.not_used,
         problems=tuple(problems),
         ok=not problems,
     )

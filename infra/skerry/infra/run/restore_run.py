@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from skerry.infra.run.run_record import Move, load_run
 from skerry.infra.spec_and_store_errors import in_short
@@ -19,7 +19,7 @@ from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.checked_cut import check_free
 from skerry.runtime.mirrors.restorable import find_cut
-from skerry.runtime.mirrors.run_from_copy import check_fork, fork
+from skerry.runtime.mirrors.run_from_copy import fork
 from skerry.runtime.store.probe import probe
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 RESTORED = "-restored"
 
+FindCut: TypeAlias = "Callable[[Store, int | None], Cut]"
+"""Finds the cut of a mirror, or the one of so many rounds: `find_cut`, or one that reads every byte."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan:
@@ -39,7 +42,7 @@ class RestorePlan:
 
     closed: rounds of the original, None if it cannot be reached or is no such run any more; then `unreachable` has the
     reason. target: the URI of the restored run if none is named. votes: the mirror in which the replicas of a run with
-    failover look where it goes on.
+    failover look where it goes on. passed: other mirrors that could not be used, with the reason.
     """
 
     cut: Cut
@@ -49,6 +52,17 @@ class RestorePlan:
     unreachable: str = ""
     target: str
     votes: Store | None = None
+    passed: tuple[str, ...] = ()
+
+    @property
+    def not_used(self) -> tuple[str, ...]:
+        """Mirrors, checkpoints, rounds and records that are passed over, with the reason."""
+        return (*self.passed, *self.cut.skipped)
+
+    def after(self, run: Run) -> RestorePlan:
+        """The plan that an earlier restore has carried out: `run` is its result."""
+        number = self.cut.round if run.parent is None else run.parent.round
+        return replace(self, cut=replace(self.cut, round=number, checkpoint=min(number, self.cut.checkpoint)))
 
     @property
     def lost(self) -> int:
@@ -57,11 +71,16 @@ class RestorePlan:
 
 
 def plan_restore(
-    mirror: Store, at: int | None, open_at: Callable[[str], Store], *, votes_are_lost: bool = False
+    mirror: Store,
+    at: int | None,
+    open_at: Callable[[str], Store],
+    find: FindCut,
+    *,
+    votes_are_lost: bool = False,
 ) -> RestorePlan:
     """Look at a mirror, and at its original if that can be reached. open_at: opens a store that answers soon or fails.
 
-    votes_are_lost: the mirror with the votes of a run with failover is lost for good.
+    find: the cut to restore. votes_are_lost: the mirror with the votes of a run with failover is lost for good.
     Raises Invalid, with what there is, if nothing can be restored, if the run goes on by itself, and if votes that are
     said to be lost can be read.
     """
@@ -71,7 +90,7 @@ def plan_restore(
     verdict = None if votes is None else _read_verdict(votes, mirror)
     if verdict is not None and verdict.uri is not None:
         _check_not_on(verdict, open_at(verdict.uri))
-    cut = find_cut(mirror, at if at is not None or verdict is None else verdict.round)
+    cut = find(mirror, at if at is not None or verdict is None else verdict.round)
     if verdict is not None and (verdict.round, verdict.commit) != (cut.round, cut.commit):
         raise Conflict(
             f"run {cut.run.name} goes on at {verdict.uri} from round {verdict.round}, by a verdict of {verdict.by}, "
@@ -88,7 +107,7 @@ def plan_restore(
         return RestorePlan(cut=cut, uri=mirror.uri, original=None, closed=None, target=target, votes=votes)
     try:
         store = open_at(original)
-        closed = find_closed(store, 0) if _is_run(store, cut.run) else None
+        closed = find_closed(store, 0) if _is_run(store, cut.run.nonce) else None
         reason = "" if closed is not None else "no such run is there any more"
     except (SkerryError, OSError) as error:
         closed, reason = None, str(error)
@@ -155,18 +174,35 @@ def _check_not_on(verdict: Verdict, target: Store) -> None:
         raise Invalid(f"the run was not lost: {Move(uri=target.uri, round=verdict.round, votes=verdict.votes)}")
 
 
-def best_mirror(mirrors: Sequence[Store], at: int | None) -> Store:
-    """The mirror from which most rounds can go on; the first of equal ones. Raises Invalid, with reasons, for none."""
-    cuts: list[tuple[int, Store]] = []
-    reasons: list[str] = []
+def best_mirror(mirrors: Sequence[Store], at: int | None, find: FindCut) -> tuple[Store, tuple[str, ...]]:
+    """The mirror from which most rounds can go on, the first of equal ones; and why others were passed over.
+
+    A mirror is read whole only if it promises more rounds than those that have been read. Raises Invalid, with reasons,
+    if none can be restored.
+    """
+    promised: list[tuple[int, Store]] = []
+    passed: list[str] = []
+    best: tuple[int, Store] | None = None
     for store in mirrors:
         try:
-            cuts.append((find_cut(store, at).round, store))
+            promised.append((find_cut(store, at).round, store))
         except (SkerryError, OSError) as error:
-            reasons.append(f"{store.uri}: {in_short(error)}")
-    if not cuts:
-        raise Invalid("\n".join(("no mirror of the spec can be restored", *reasons)))
-    return max(cuts, key=lambda pair: pair[0])[1]
+            passed.append(f"{store.uri}: {in_short(error)}")
+    for rounds, store in sorted(promised, key=lambda pair: -pair[0]):
+        if best is not None and best[0] >= rounds:
+            break
+        try:
+            cut = find(store, at)
+        except (SkerryError, OSError) as error:
+            passed.append(f"{store.uri}: {in_short(error)}")
+            continue
+        if cut.round < rounds:
+            passed.append(f"{store.uri}, after round {cut.round}: {'; '.join(cut.skipped)}")
+        if best is None or cut.round > best[0]:
+            best = cut.round, store
+    if best is None:
+        raise Invalid("\n".join(("no mirror of the spec can be restored", *passed)))
+    return best[1], tuple(passed)
 
 
 def mirrors_of_fork(lines: Sequence[MirrorSettings], lost: Run, target_uri: str) -> tuple[MirrorSettings, ...]:
@@ -204,11 +240,10 @@ def restore(
 ) -> Run:
     """Make the run in `target`; its name is the last part of the URI. mirrors: of that run. Raises as `fork`.
 
-    by: the operator by whose order the replicas of a run with failover go there; None for a rehearsal. Every byte is
-    read before that order. Raises Conflict if they are elsewhere.
+    by: the operator by whose order the replicas of a run with failover go there, for which every byte of the cut must
+    have been read; None for a rehearsal. Raises Conflict if they are elsewhere.
     """
     if by is not None and plan.votes is not None:
-        check_fork(mirror, plan.cut)  # the verdict is final
         verdict = read_verdict(plan.votes, plan.cut.run.nonce)
         if verdict is None or verdict.uri is None:  # it is final: before it, the place must be free and writable
             check_free(target)
@@ -228,20 +263,29 @@ def restore(
     return fork(mirror, plan.cut, target, clock.utc_text(), on_round, mirrors)
 
 
-def end_original(original: Store, plan: RestorePlan, restored_uri: str, clock: Clock, by: str) -> list[str]:
+def find_restored(target: Store, lost: Run, at: int | None) -> Run | None:
+    """The run that an earlier restore has made of `lost` in `target`, from round `at` if that is named; None without.
+
+    The original may have come back since, and have closed more rounds, which its mirrors have, too.
+    """
+    run = load_run(target)
+    if run is None or run.parent is None or run.parent.run != lost.nonce or at not in {None, run.parent.round}:
+        return None
+    return run
+
+
+def end_original(original: Store, restored: Run, clock: Clock, by: str) -> list[str]:
     """End the replicas of the original with exit code 30 at their next look, and let no other start there.
 
     Returns their slots. Raises Conflict if it was restored elsewhere before.
     """
-    run = plan.cut.run
-    if not _is_run(original, run):
+    parent, uri = restored.parent, restored.store
+    if parent is None or uri is None or not _is_run(original, parent.run):
         return []
-    mark = Elsewhere(
-        why="moved", uri=restored_uri, run=run.nonce, round=plan.cut.round, by=by, created=clock.utc_text()
-    )
+    mark = Elsewhere(why="moved", uri=uri, run=parent.run, round=parent.round, by=by, created=clock.utc_text())
     if not original.create(keys.ELSEWHERE, mark.to_bytes()):
         existing = read_elsewhere(original)
-        if existing is None or existing.uri != restored_uri:
+        if existing is None or existing.uri != uri:
             at = "another URI" if existing is None else existing.uri
             raise Conflict(f"{original.uri} says that the run goes on at {at}: two runs continue it now; keep one")
     newest: dict[str, int] = {}
@@ -251,15 +295,15 @@ def end_original(original: Store, plan: RestorePlan, restored_uri: str, clock: C
         except Invalid:  # a foreign object
             continue
     for slot, incarnation in newest.items():
-        _claim(original, run, slot, incarnation + 1, restored_uri, clock)
+        _claim(original, parent.run, slot, incarnation + 1, uri, clock)
     return sorted(newest, key=keys.slot_order)
 
 
-def _claim(store: Store, run: Run, slot: str, incarnation: int, restored_uri: str, clock: Clock) -> None:
+def _claim(store: Store, run: str, slot: str, incarnation: int, restored_uri: str, clock: Clock) -> None:
     """Take over a slot of the original: its replica looks for that before it contributes."""
     now = clock.utc_text()
     member = Member(
-        run=run.nonce,
+        run=run,
         slot=slot,
         incarnation=incarnation,
         nonce=clock.nonce(),
@@ -269,7 +313,7 @@ def _claim(store: Store, run: Run, slot: str, incarnation: int, restored_uri: st
     )
     store.create(keys.member(slot, incarnation), member.to_bytes())
     outcome = Outcome(
-        run=run.nonce,
+        run=run,
         slot=slot,
         incarnation=incarnation,
         status="stopped",
@@ -291,6 +335,6 @@ def _bucket_of(uri: str) -> str:
     return f"{scheme}://{rest.rpartition('/')[0] if scheme == 'file' else rest.partition('/')[0]}"
 
 
-def _is_run(store: Store, run: Run) -> bool:
-    data = store.read(keys.RUN)
-    return data is not None and Run.parse(data, keys.RUN).nonce == run.nonce
+def _is_run(store: Store, nonce: str) -> bool:
+    run = load_run(store)
+    return run is not None and run.nonce == nonce

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_settings import RunSettings
-from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused, voters_of
+from skerry.runtime.checkpointing.receipt_comparison import read_evidence
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_closed
@@ -129,7 +129,8 @@ def find_source(store: Store, uri: str, wanted: int | None) -> Source:
                 f"the checkpoint of {number} rounds is incomplete: {store.uri}/{at} has bytes={size or 0} "
                 f"expected={part.total_bytes}; other checkpoints: {_shown([n for n in rounds if n != number])}"
             )
-    states = _states(store, run, manifest)
+    evidence = read_evidence(store, run.nonce, manifest)
+    states = evidence.states if evidence.scope == "fragments" else ()
     initial = InitialModel(uri=uri, run=run.nonce, round=number, manifest=digest_of(data), states=states)
     return Source(store=store, initial=initial, manifest=manifest, data=data)
 
@@ -163,19 +164,6 @@ def _last_round(store: Store, uri: str, run: Run, rounds: Sequence[int]) -> int:
     if closed not in rounds:
         raise Invalid(f"run {run.name} has no checkpoint of its last round, {closed}; {remedy}")
     return closed
-
-
-def _states(store: Store, run: Run, manifest: CheckpointManifest) -> tuple[str, ...]:
-    """The digests that receipts allow for the fragments. Raises Corrupt if a majority contradicts the writer."""
-    if manifest.round == 0:
-        return ()
-    receipts = receipts_of(store, run.nonce, manifest.round - 1)
-    members = voters_of(store, manifest.round - 1, receipts)
-    considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
-    if is_outvoted(manifest.writer, considered):
-        raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
-    evidence = evidence_of(considered, members, manifest.commit)
-    return evidence.states if evidence.scope == "fragments" else ()
 
 
 def _shown(rounds: Sequence[int]) -> str:

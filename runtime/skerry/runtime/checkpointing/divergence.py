@@ -21,10 +21,8 @@ from skerry.runtime.checkpointing.receipt_comparison import (
     AveragesDiffer,
     ReceiptEvidence,
     ReceiptMonitor,
-    evidence_of,
-    is_outvoted,
+    read_evidence,
     receipts_of,
-    voters_of,
 )
 from skerry.runtime.checkpointing.shared_state import part_at
 from skerry.runtime.errors import Corrupt, Retryable
@@ -181,13 +179,10 @@ class DivergenceCheck:
         for writers in self._trusted_writers:
             if writers.after < manifest.round <= writers.until and manifest.writer not in writers.right:
                 return None
-        if manifest.round == 0:
-            return ReceiptEvidence()
-        number = manifest.round - 1
-        receipts = receipts_of(self._log.store, self._log.run.nonce, number)
-        members = voters_of(self._log.store, number, receipts)
-        considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
-        return None if is_outvoted(manifest.writer, considered) else evidence_of(considered, members, manifest.commit)
+        try:
+            return read_evidence(self._log.store, self._log.run.nonce, manifest)
+        except Corrupt:
+            return None
 
     def healed(self, round_number: int) -> None:
         """Records that a checkpoint of `right` was loaded after `round_number` rounds and replaced the state."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from skerry.runtime.log.recent_records_cache import RecentRecords
+    from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.store import Store
 
 V = TypeVar("V", bound="Hashable")
@@ -147,6 +148,21 @@ def evidence_of(receipts: Iterable[Receipt], members: Collection[str], commit: s
         {state} if 2 * count > votes.total() else {receipt.state for receipt in reporting if receipt.scope == scope}
     )
     return ReceiptEvidence(scope=scope, states=tuple(sorted(state for state in states if state is not None)))
+
+
+def read_evidence(store: Store, run: str, manifest: CheckpointManifest) -> ReceiptEvidence:
+    """The digests that receipts allow for a checkpoint. Raises Corrupt if a majority contradicts its writer.
+
+    run: the nonce. Costs one listing, one read per receipt, and one read of the round's members.
+    """
+    if manifest.round == 0:
+        return ReceiptEvidence()
+    receipts = receipts_of(store, run, manifest.round - 1)
+    members = voters_of(store, manifest.round - 1, receipts)
+    considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
+    if is_outvoted(manifest.writer, considered):
+        raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
+    return evidence_of(considered, members, manifest.commit)
 
 
 def refused(round_number: int, why: str) -> Corrupt:

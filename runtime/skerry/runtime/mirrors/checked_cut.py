@@ -1,10 +1,11 @@
-"""Finds a cut of which every byte has been read, so that no verdict names a round from which no run can be made.
+"""Finds a cut of which every byte has been read, so that no restore and no verdict is begun that damage would end.
 
-`find_cut` compares lengths; a fork reads everything, and comes after the verdict, which is created once.
+`find_cut` compares lengths; a fork reads everything, and comes after a verdict, which is created once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
@@ -24,54 +25,66 @@ _REMEMBERED_S: Final = 300.0
 _LONGEST_S: Final = 3600.0
 
 
-class _Damage(NamedTuple):
-    """The first damage of a cut, after so many whole rounds; all rounds of the cut if its checkpoint is damaged."""
+class _Reading(NamedTuple):
+    """What a read of a whole cut has shown. damage: the first one, after so many whole rounds; all if none.
+
+    left_out: damaged records that a run does without.
+    """
 
     rounds: int
-    text: str
+    damage: str | None
+    left_out: tuple[str, ...] = ()
 
 
 class CheckedCuts:
-    """Finds cuts for one process, which looks every few seconds and reads damaged ones seldom."""
+    """Finds cuts for one process, which may look every few seconds, and reads damaged ones seldom."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._damaged: dict[tuple[int, int, str], _Damage] = {}
+        self._readings: dict[tuple[str, int, int, str], _Reading] = {}
         self._remembered_s, self._forget_at = _REMEMBERED_S, 0.0
 
-    def find(self, store: Store) -> Cut:
-        """The newest cut of which a run can be made; damaged rounds and checkpoints are left out.
+    def find(self, store: Store, at: int | None = None) -> Cut:
+        """The newest cut of which a run can be made, or one of `at` rounds, without what is damaged.
 
-        Raises Invalid, with the damage, if there is none, and what the store raises.
+        Raises Invalid if there is none, Corrupt with the damage if that is why, and what the store raises.
         """
-        if self._damaged and self._clock.now() >= self._forget_at:
-            self._damaged.clear()
+        if self._readings and self._clock.now() >= self._forget_at:
+            self._readings.clear()
             self._remembered_s = min(2 * self._remembered_s, _LONGEST_S)
+        passed: list[str] = []
         for newest in sorted(complete_checkpoints(store), reverse=True):
-            at: int | None = None
+            wanted = at
             while True:
                 try:
-                    cut = find_cut(store, at, newest)
+                    cut = find_cut(store, wanted, newest, needs_proof=at is None)
                 except Invalid:
                     break
-                damage = self._damage_of(store, cut)
-                if damage is None:
-                    return cut
-                if not cut.checkpoint <= damage.rounds < cut.round:
+                reading = self._read(store, cut)
+                passed += cut.skipped
+                if reading.damage is None:
+                    return replace(cut, skipped=tuple(dict.fromkeys((*passed, *reading.left_out))))
+                passed.append(reading.damage)
+                if at is not None or not cut.checkpoint <= reading.rounds < cut.round:
                     break
-                at = damage.rounds  # those before the damaged one
-        why = "; ".join(damage.text for damage in self._damaged.values()) or "no checkpoint is complete"
-        raise Invalid(f"nothing at {store.uri} can be restored: {why}")
+                wanted = reading.rounds  # those before the damaged one
+        if not passed:
+            find_cut(store, at)  # raises Invalid, with the reason
+        why = "; ".join(dict.fromkeys(passed))
+        raise Corrupt(
+            f"nothing at {store.uri} can be restored: {why}; `skerry doctor {store.uri} --repair --from COPY` mends "
+            "what another copy has, and `skerry restore OTHER-MIRROR` needs none"
+        )
 
-    def _damage_of(self, store: Store, cut: Cut) -> _Damage | None:
-        key, whole = (cut.round, cut.checkpoint, cut.commit), [0]
-        if key not in self._damaged:
+    def _read(self, store: Store, cut: Cut) -> _Reading:
+        key, whole = (store.uri, cut.round, cut.checkpoint, cut.commit), [0]
+        if key not in self._readings:
             try:
-                check_fork(store, cut, whole.append)
+                self._readings[key] = _Reading(cut.round, None, check_fork(store, cut, whole.append))
             except Corrupt as error:
-                self._damaged[key] = _Damage(whole[-1], str(error))
-                self._forget_at = self._clock.now() + self._remembered_s  # from the end of a read, which may be long
-        return self._damaged.get(key)
+                self._readings[key] = _Reading(whole[-1], str(error))
+            self._forget_at = self._clock.now() + self._remembered_s  # from the end of a read, which may be long
+        return self._readings[key]
 
 
 def check_free(target: Store) -> None:

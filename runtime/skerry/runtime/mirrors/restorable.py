@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.checkpointing.receipt_comparison import read_evidence
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.log import read_record_bytes, read_run
+from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.mirrors.mirror import complete_checkpoints
@@ -25,7 +26,8 @@ class Cut:
     """A whole older run in a copy: `round` closed rounds. checkpoint: the one that a replica loads, at most `round`.
 
     commit: digest of the last commit, GENESIS for none. logged: closed rounds with a commit there, of which those after
-    `round` are lost. skipped: newer checkpoints and rounds that cannot be used, with the reason.
+    `round` are lost. skipped: newer checkpoints and rounds that cannot be used, and records that are left out, with the
+    reason.
     """
 
     run: Run
@@ -36,11 +38,14 @@ class Cut:
     skipped: tuple[str, ...] = ()
 
 
-def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> Cut:
+def find_cut(store: Store, at: int | None = None, newest: int | None = None, *, needs_proof: bool | None = None) -> Cut:
     """The newest whole cut of the run in `store`, or the one of `at` closed rounds. newest: checkpoint to use.
 
-    Costs a few listings, a checkpoint's manifest, and the records of the rounds after it. Lengths are compared, and the
-    digests of records; the bytes of tensors are not read. Raises Invalid, with what there is, if there is none.
+    needs_proof: rounds that fewer than `min_replicas` have closed are left out, and a checkpoint after one, as replicas
+    do (decision 0050). None: unless `at` names the round. A checkpoint whose writer is outvoted is never used.
+    Costs a few listings, a checkpoint's manifest, and the records of its last round and of those after it. Lengths are
+    compared, and the digests of records; the bytes of tensors are not read. Raises Invalid, with what there is, if
+    there is none.
     """
     run = read_run(store)
     if run is None:
@@ -48,18 +53,22 @@ def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> 
     logged = find_closed(store, 0)
     if at is not None and at > logged:
         raise Invalid(f"--at {at}: the copy at {store.uri} has {logged} rounds")
+    needs_proof = at is None if needs_proof is None else needs_proof
     skipped: list[str] = []
     for checkpoint in sorted(complete_checkpoints(store), reverse=True):
         if checkpoint > (logged if at is None else at) or (newest is not None and checkpoint > newest):
             continue
         try:
-            commit = _checked_checkpoint(store, run, checkpoint)
-        except Corrupt as error:
+            commit = _checked_checkpoint(store, run, checkpoint, needs_proof=needs_proof)
+        except (Corrupt, Diverged) as error:
             skipped.append(str(error))
             continue
         number = checkpoint
         try:
-            while number < (logged if at is None else at) and (closed := _followed(store, run, number, commit)):
+            while number < (logged if at is None else at):
+                closed = _followed(store, run, number, commit, needs_proof=needs_proof)
+                if closed is None:
+                    break
                 number, commit = number + 1, closed
         except Corrupt as error:
             skipped.append(str(error))
@@ -73,8 +82,11 @@ def find_cut(store: Store, at: int | None = None, newest: int | None = None) -> 
     raise Invalid(f"nothing{wanted} at {store.uri} can be restored; it has {logged} rounds{why}")
 
 
-def _checked_checkpoint(store: Store, run: Run, number: int) -> str:
-    """The digest of the commit that it follows. Raises Corrupt if it is not whole, or does not belong to this log."""
+def _checked_checkpoint(store: Store, run: Run, number: int, *, needs_proof: bool) -> str:
+    """The digest of the commit that it follows.
+
+    Raises Corrupt if it is not whole, does not belong to this log, or is none that a replica would load.
+    """
     key = keys.checkpoint_manifest(number)
     manifest = CheckpointManifest.parse(_bytes(store, key), key)
     commit = GENESIS if number == 0 else digest_of(_bytes(store, keys.commit(number - 1)))
@@ -82,13 +94,16 @@ def _checked_checkpoint(store: Store, run: Run, number: int) -> str:
         raise Corrupt(f"{key} belongs to another log")
     if missing := _missing(store, [(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts]):
         raise Corrupt(f"{missing} is missing or has another length")
+    if needs_proof:
+        RunLog(store, run).check_backed(number)
+    read_evidence(store, run.nonce, manifest)
     return commit
 
 
-def _followed(store: Store, run: Run, number: int, previous: str) -> str | None:
+def _followed(store: Store, run: Run, number: int, previous: str, *, needs_proof: bool) -> str | None:
     """The digest of a round's commit if all is there that a replica needs to follow the round; None otherwise.
 
-    Raises Corrupt for a damaged record.
+    Raises Corrupt for a damaged record, and for a round that too few replicas have closed.
     """
     key = keys.commit(number)
     data = _bytes(store, key)
@@ -100,7 +115,13 @@ def _followed(store: Store, run: Run, number: int, previous: str) -> str | None:
         decided = read_record_bytes(store, keys.decision(number, exchange))
         if decided is None or digest_of(decided) != digest:
             return None
-        for share in Decision.parse(decided, keys.decision(number, exchange)).members:
+        decision = Decision.parse(decided, keys.decision(number, exchange))
+        if needs_proof and not decision.has_quorum(run.min_replicas):
+            raise Corrupt(
+                f"round {number} was closed by fewer than min_replicas={run.min_replicas} replicas; if that is right, "
+                f"name a round after it (--at {number + 1})"
+            )
+        for share in decision.members:
             at = keys.contribution(number, exchange, share.slot)
             contributed = read_record_bytes(store, at)
             if contributed is None or digest_of(contributed) != share.contribution:

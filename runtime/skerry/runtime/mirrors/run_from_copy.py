@@ -1,7 +1,9 @@
 """Makes a run of its own from a copy: the same rounds under another nonce, so that two stores never have one run.
 
 When a lost bucket comes back, its replicas go on with the old nonce. The records of the new run are those of the copy
-with the new nonce and the digests that follow from it; tensors are the same objects under the same names. run.json is
+with the new nonce and the digests that follow from it; tensors are the same objects under the same names. Every digest
+that a record names is compared first, because the new ones would make damage sound. What no digest names and a run can
+do without (receipts, starts and outcomes of replicas, private states) is left out where it is damaged. run.json is
 created last: until then there is no run, and a repeat of the same call completes it.
 """
 
@@ -63,12 +65,14 @@ def fork(
     return _Fork(source, cut, target).make(created, on_round or (lambda _: None), mirrors)
 
 
-def check_fork(source: Store, cut: Cut, on_round: Callable[[int], None] | None = None) -> None:
-    """Read and verify all that a fork of `cut` reads, and write nothing. Raises Corrupt for damage.
+def check_fork(source: Store, cut: Cut, on_round: Callable[[int], None] | None = None) -> tuple[str, ...]:
+    """Read and verify all that a fork of `cut` reads, and write nothing; what it leaves out, with the reason.
 
-    on_round: called with the number of rounds that are whole.
+    on_round: called with the number of rounds that are whole. Raises Corrupt for damage.
     """
-    fork(source, cut, _Discarding(source.profile), cut.run.created, on_round, mirrors=())
+    attempt = _Fork(source, cut, _Discarding(source.profile))
+    attempt.make(cut.run.created, on_round or (lambda _: None), ())
+    return tuple(attempt.left_out)
 
 
 class _Discarding(MemoryStore):
@@ -88,14 +92,16 @@ class _Discarding(MemoryStore):
 
 
 class _Fork:
-    """One attempt."""
+    """One attempt. left_out: damaged records that the new run does without, with the reason."""
 
     def __init__(self, source: Store, cut: Cut, target: Store) -> None:
         self._source, self._cut, self._target = source, cut, target
         # The same for a repeat, so that it completes what an earlier attempt has left.
         self._nonce = xxhash.xxh3_128_hexdigest(f"{cut.run.nonce} {cut.round} {cut.commit} {target.uri}".encode())
         self._settings: dict[str | None, str | None] = {None: None}
-        self._commits = [GENESIS]
+        # The digests of the commits in the source and in the target, after so many rounds.
+        self._old, self._commits = [GENESIS], [GENESIS]
+        self.left_out: list[str] = []
 
     def make(self, created: str, on_round: Callable[[int], None], mirrors: Sequence[MirrorSettings] | None) -> Run:
         cut, target = self._cut, self._target
@@ -123,32 +129,40 @@ class _Fork:
             raise Conflict(f"{target.uri} has run {existing.name} already; name an empty prefix with --to")
         for folder in _COPIED_AS_THEY_ARE:
             self._copy([(entry.key, None) for entry in self._source.list(folder)])
-        for entry in self._source.list(keys.INITIAL):
-            if (initial := run.init_from) and entry.key.endswith(keys.MANIFEST):
-                parts = self._read(CheckpointManifest, entry.key).parts
-                self._copy([(keys.checkpoint_part(initial.round, part.digest, keys.INITIAL), part) for part in parts])
-                self._copy([(entry.key, None)])
+        self._copy_initial()
         for folder, kind in ((keys.MEMBERS, Member), (keys.OUTCOMES, Outcome)):
-            listed = [entry.key for entry in self._source.list(folder)]
-            self._put_all(listed, self._read_all(kind, listed), run=self._nonce)
+            listed = self._sound(kind, [entry.key for entry in self._source.list(folder)])
+            self._put_all([*listed], [*listed.values()], run=self._nonce)
         self._rewrite_settings()
         for number in range(cut.round):
             self._rewrite_round(number)
             on_round(number + 1)
+        if self._old[-1] != cut.commit:
+            raise Corrupt(f"{self._source.uri}/{keys.commit(cut.round - 1)} is not the commit of the cut; {self._mend}")
         self._rewrite_manifest(cut.checkpoint, keys.CHECKPOINTS)
-        for key in self._private_manifests():
-            self._rewrite_manifest(cut.checkpoint, key.removesuffix(f"{cut.checkpoint:08d}{keys.MANIFEST}"))
+        self._rewrite_private()
         target.create(keys.RUN, run.to_bytes())
         existing = read_run(target)
         if existing is None or existing.nonce != self._nonce:
             raise Conflict(f"{target.uri} was given another run at the same time; name an empty prefix with --to")
         return existing
 
+    @property
+    def _mend(self) -> str:
+        return f"`skerry doctor {self._source.uri} --repair --from COPY` mends it, or restore from another mirror"
+
     def _mirrors(self) -> tuple[MirrorSettings, ...] | None:
         """Beside those of the original, which hold other records. The copy itself is none: it may be where this is."""
         others = [mirror for mirror in self._cut.run.mirrors or () if mirror.uri.rstrip("/") != self._source.uri]
         new = [mirror.model_copy(update={"uri": f"{mirror.uri.rstrip('/')}-{self._nonce[:8]}"}) for mirror in others]
         return tuple(new) or None
+
+    def _copy_initial(self) -> None:
+        for entry in self._source.list(keys.INITIAL):
+            if (initial := self._cut.run.init_from) and entry.key.endswith(keys.MANIFEST):
+                parts = self._read(CheckpointManifest, entry.key, initial.manifest).parts
+                self._copy([(keys.checkpoint_part(initial.round, part.digest, keys.INITIAL), part) for part in parts])
+                self._copy([(entry.key, None)])
 
     def _rewrite_settings(self) -> None:
         previous, number = GENESIS, 1
@@ -161,15 +175,23 @@ class _Fork:
             number += 1
 
     def _rewrite_round(self, number: int) -> None:
-        base = self._commits[-1]
-        commit = self._read(Commit, keys.commit(number))
+        base, key = self._commits[-1], keys.commit(number)
+        data = self._bytes(key)
+        commit = Commit.parse(data, key)
+        if (commit.run, commit.previous) != (self._cut.run.nonce, self._old[-1]):
+            raise Corrupt(f"{self._source.uri}/{key} does not follow the commit before it; {self._mend}")
         decisions: list[str] = []
         parts: list[tuple[str, Part | None]] = []
-        for exchange in range(len(commit.exchanges)):
+        for exchange, digest in enumerate(commit.exchanges):
             decided = keys.decision(number, exchange)
-            decision = self._read(Decision, decided)
+            decision = self._read(Decision, decided, digest)
             at = [keys.contribution(number, exchange, share.slot) for share in decision.members]
-            old = self._read_all(Contribution, at)
+            named = [share.contribution for share in decision.members]
+            old = run_parallel(
+                self._source,
+                len(at),
+                lambda index, at=at, named=named: self._read(Contribution, at[index], named[index]),
+            )
             new = self._put_all(at, old, run=self._nonce, base=base)
             members = tuple(
                 share.model_copy(update={"contribution": digest})
@@ -183,29 +205,39 @@ class _Fork:
         if number >= self._cut.checkpoint:
             self._copy(parts)
         chain = {"exchanges": tuple(decisions), "previous": base}
-        self._commits.append(self._put(keys.commit(number), commit, run=self._nonce, **chain))
-        listed = [entry.key for entry in self._source.list(keys.receipts_prefix(number))]
-        receipts = self._read_all(Receipt, listed)
-        self._put_all(listed, receipts, run=self._nonce, commit=self._commits[-1])
+        self._commits.append(self._put(key, commit, run=self._nonce, **chain))
+        self._old.append(digest_of(data))
+        receipts = self._sound(Receipt, [entry.key for entry in self._source.list(keys.receipts_prefix(number))])
+        for other in [at for at, receipt in receipts.items() if receipt.commit != self._old[-1]]:
+            self.left_out.append(f"{other} is of another commit")  # with the new one it would become a vote
+            del receipts[other]
+        self._put_all([*receipts], [*receipts.values()], run=self._nonce, commit=self._commits[-1])
 
-    def _private_manifests(self) -> list[str]:
-        listed = [entry.key for entry in self._source.list(keys.PRIVATE)]
-        return [key for key in listed if key.endswith(f"/{self._cut.checkpoint:08d}{keys.MANIFEST}")]
+    def _rewrite_private(self) -> None:
+        ending = f"{self._cut.checkpoint:08d}{keys.MANIFEST}"
+        for entry in self._source.list(keys.PRIVATE):
+            if entry.key.endswith(f"/{ending}"):
+                try:
+                    self._rewrite_manifest(self._cut.checkpoint, entry.key.removesuffix(ending))
+                except Corrupt as error:
+                    self.left_out.append(f"private state {entry.key}: {error}")
 
     def _rewrite_manifest(self, number: int, folder: str) -> None:
         key = keys.checkpoint_manifest(number, folder)
         manifest = self._read(CheckpointManifest, key)
+        if (manifest.run, manifest.commit) != (self._cut.run.nonce, self._old[number]):
+            raise Corrupt(f"{self._source.uri}/{key} belongs to another log; {self._mend}")
         self._copy([(keys.checkpoint_part(number, part.digest, folder), part) for part in manifest.parts])
         self._put(key, manifest, run=self._nonce, commit=self._commits[number])
 
     def _copy(self, objects: Sequence[tuple[str, Part | None]]) -> None:
-        """Copies objects as they are; those that are parts are verified, and a whole one is in memory."""
+        """Copies objects as they are; those that are parts are verified first, and a whole one is in memory."""
 
         def copy(index: int) -> None:
             key, part = objects[index]
             data = self._source.read(key)
             if data is None:
-                raise Corrupt(f"{self._source.uri}/{key} disappeared while it was copied; run the same command again")
+                raise Corrupt(f"{self._source.uri}/{key} is missing; {self._mend}")
             if part is not None:
                 check_whole(data, part, key)
             self._create(key, data)
@@ -228,11 +260,33 @@ class _Fork:
                 f"{self._target.uri}/{key} is of another attempt; name an empty prefix with --to, or delete this one"
             )
 
-    def _read_all(self, kind: type[R], at: Sequence[str]) -> list[R]:
-        return run_parallel(self._source, len(at), lambda index: self._read(kind, at[index]))
+    def _sound(self, kind: type[R], listed: Sequence[str]) -> dict[str, R]:
+        """The records at these keys that parse and are of this run; the others are left out."""
 
-    def _read(self, kind: type[R], key: str) -> R:
+        def read(index: int) -> R | str:
+            key = listed[index]
+            try:
+                record = self._read(kind, key)
+            except Corrupt as error:
+                return str(error)
+            run = getattr(record, "run", None)
+            return record if run == self._cut.run.nonce else f"{key} is of another run: run={run}"
+
+        records = run_parallel(self._source, len(listed), read)
+        self.left_out += [record for record in records if isinstance(record, str)]
+        return {key: record for key, record in zip(listed, records, strict=True) if not isinstance(record, str)}
+
+    def _read(self, kind: type[R], key: str, digest: str | None = None) -> R:
+        """digest: that another record names."""
+        data = self._bytes(key)
+        if digest is not None and digest_of(data) != digest:
+            raise Corrupt(
+                f"{self._source.uri}/{key} is damaged: digest={digest_of(data)} expected={digest}; {self._mend}"
+            )
+        return kind.parse(data, key)
+
+    def _bytes(self, key: str) -> memoryview:
         data = read_record_bytes(self._source, key)
         if data is None:
-            raise Corrupt(f"{self._source.uri}/{key} is missing; see `skerry doctor {self._source.uri}`")
-        return kind.parse(data, key)
+            raise Corrupt(f"{self._source.uri}/{key} is missing; {self._mend}")
+        return data
