@@ -32,6 +32,7 @@ from skerry.infra.run.restore_run import (
     best_mirror,
     end_original,
     find_restored,
+    finder_of_cuts,
     mirrors_of_fork,
     plan_restore,
     restore,
@@ -42,9 +43,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.budget import Budget
-from skerry.runtime.mirrors.checked_cut import CheckedCuts
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
-from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def restore_run(
 
         passed: tuple[str, ...] = ()
         with Console(stderr=True).status("reading the mirror" if not dry_run else "looking at the mirror"):
-            find = find_cut if dry_run else CheckedCuts(clock).find
+            find = finder_of_cuts(clock, reads_bytes=not dry_run)
             if places is None:
                 source = open_at(mirror.rstrip("/"))
             else:

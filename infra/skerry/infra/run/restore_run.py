@@ -17,7 +17,7 @@ from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
-from skerry.runtime.mirrors.checked_cut import check_free
+from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import fork
 from skerry.runtime.store.probe import probe
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RESTORED = "-restored"
 
 FindCut: TypeAlias = "Callable[[Store, int | None], Cut]"
-"""Finds the cut of a mirror, or the one of so many rounds: `find_cut`, or one that reads every byte."""
+"""Finds the newest cut of a mirror, or the one of so many rounds. Raises as `find_cut`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,11 @@ class RestorePlan:
     def lost(self) -> int:
         """The closed rounds that are known and not in the restored run."""
         return max(self.cut.logged, self.closed or 0) - self.cut.round
+
+
+def finder_of_cuts(clock: Clock, *, reads_bytes: bool) -> FindCut:
+    """reads_bytes: every byte of a cut, each once, so that a restore of it cannot meet damage; else records alone."""
+    return CheckedCuts(clock).find if reads_bytes else find_cut
 
 
 def plan_restore(
