@@ -26,7 +26,7 @@ _LONGEST_S: Final = 3600.0
 
 
 class _Reading(NamedTuple):
-    """What a read of a whole cut has shown. damage: the first one, after so many whole rounds; all if none.
+    """The result of reading a whole cut. rounds: whole ones, before the damage. damage: None if there is none.
 
     left_out: damaged records that a run does without.
     """
