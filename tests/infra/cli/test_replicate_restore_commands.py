@@ -128,11 +128,12 @@ def test_replicas_of_the_original_end_when_it_is_restored_elsewhere(places: Plac
 def test_original_that_comes_back_and_goes_on_is_ended_by_a_repeat(places: Places) -> None:
     """Its replicas waited for their store; they know nothing of the restored run."""
     replicate(places)
-    shutil.move(places.folder / "east", places.folder / "away")
+    run_json = places.folder / "east/my-run" / keys.RUN
+    run_json.rename(places.folder / keys.RUN)
     done = invoke("restore", places.mirror, "--to", places.restored)
     assert done.exit_code == 0, done.output
     assert f"if {places.original} comes back, repeat this command" in done.output
-    shutil.move(places.folder / "away", places.folder / "east")
+    (places.folder / keys.RUN).rename(run_json)
     places.train(ROUNDS + 2)
     replicate(places)
     refused = invoke("restore", places.mirror, "--to", places.restored, "--auto-approve", "--at", "4")
