@@ -11,6 +11,7 @@ from skerry.runtime.log.records import GENESIS, Contribution, Decision, Member, 
 from tests.kit.managers import Island, begin_run, islands_of, together, wait_until_saved
 from tests.kit.protocol import contribution
 from tests.kit.records import commit
+from tests.kit.stores import flip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,16 @@ class Forger:
         """Contributes no part of any tensor."""
         record = contribution(self.slot, run=self.run, round=number, base=self.base(number), index=self.index)
         self._create(keys.contribution(number, 0, self.slot), record)
+
+    def contribute_damaged(self, number: int, like: str = "a") -> None:
+        """Contributes to the first exchange what another slot does, but its bytes have not the digest."""
+        key = keys.contribution(number, 0, like)
+        record = Contribution.parse(self.store.read(key) or b"", key)
+        for part in record.parts:
+            sound = self.store.read(keys.payload(number, like, part.digest)) or b""
+            assert self.store.create(keys.payload(number, self.slot, part.digest), flip(bytes(sound)))
+        own = record.model_copy(update={"slot": self.slot, "incarnation": 0})
+        self._create(keys.contribution(number, 0, self.slot), own)
 
     def _decide(self, number: int, exchange: int, base: str, shares: Sequence[Share], **changes: object) -> str:
         record = Decision(

@@ -121,18 +121,73 @@ def test_quarantine_moves_a_decision_that_no_replica_can_apply(name: str) -> Non
 class Hijacked(View):
     """Runs `attack` once it is armed, as soon as both replicas have contributed to the open round."""
 
-    def __init__(self, attack: Callable[[Forger], object]) -> None:
-        super().__init__(MemoryStore())
+    def __init__(self, attack: Callable[[Forger], object], store: Store | None = None) -> None:
+        super().__init__(store or MemoryStore())
         self.attack, self.is_armed, self.lock = attack, False, threading.Lock()
 
     def create(self, key: str, data: Data) -> bool:
-        created = self.store.create(key, data)
-        if key.startswith(keys.CONTRIBUTIONS):
-            with self.lock:
-                if self.is_armed and len(self.store.list(keys.contributions_prefix(CLOSED, 0))) == 2:
-                    self.is_armed = False
-                    self.attack(Forger(self.store))
+        if not key.startswith((keys.CONTRIBUTIONS, keys.EXCHANGES)):
+            return self.store.create(key, data)
+        with self.lock:  # no replica decides before the attack
+            created = self.store.create(key, data)
+            if self.is_armed and len(self.store.list(keys.contributions_prefix(CLOSED, 0))) == 2:
+                self.is_armed = False
+                self.attack(Forger(self.store))
         return created
+
+
+def spoil(forger: Forger) -> None:
+    """Contributes bytes without the digest of their record, and decides for them."""
+    forger.contribute_damaged(CLOSED)
+    forger.decide_for_all(CLOSED)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> tuple[DirectoryStore, list[Island]]:
+    """A run of which each replica has stopped at the damaged payload of m, which the open round's decision lists."""
+    folder = DirectoryStore(tmp_path / "run")
+    store = Hijacked(spoil, folder)
+    islands = train_pair(store)
+    store.is_armed = True
+    errors = go_on(islands)
+    assert ["payload is damaged" in error for error in errors] == [True, True], errors
+    return folder, islands
+
+
+DAMAGED = [keys.contribution(CLOSED, 0, "m"), keys.decision(CLOSED, 0)]
+
+
+def test_quarantine_moves_a_damaged_contribution_when_all_have_ended(
+    stopped: tuple[DirectoryStore, list[Island]],
+) -> None:
+    store, islands = stopped
+    live = invoke("doctor", store.uri, "--deep", "--quarantine")
+    assert live.exit_code == 1
+    assert "not moved: end all replicas first, because one may still close the round: a on " in live.output
+    for island in islands:
+        island.stop()
+    assert quarantine(store).moved == ()  # the damage is in the bytes, which only --deep reads
+    before = {key: bytes(store.read(key) or b"") for key in DAMAGED}
+    result = invoke("doctor", store.uri, "--deep", "--quarantine", "--json")
+    assert result.exit_code == 0, result.output
+    moved = {record["key"]: record["to"] for record in json.loads(result.stdout)["moved"]}
+    assert list(moved) == DAMAGED
+    assert {key: bytes(store.read(moved[key]) or b"") for key in moved} == before
+    again = restart(store)
+    assert go_on(again) == ["", ""]
+    assert_trained_alike(again)
+
+
+def test_quarantine_moves_a_contribution_without_its_payload(stopped: tuple[DirectoryStore, list[Island]]) -> None:
+    store, islands = stopped
+    for island in islands:
+        island.stop()
+    for entry in store.list(f"{keys.payloads_prefix(CLOSED)}m/"):
+        store.delete(entry.key)
+    assert [record.key for record in quarantine(store).moved] == DAMAGED
+    again = restart(store)
+    assert go_on(again) == ["", ""]
+    assert_trained_alike(again)
 
 
 def test_replicas_that_restart_name_a_commit_of_an_undecided_round() -> None:

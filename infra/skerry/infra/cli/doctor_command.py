@@ -77,7 +77,10 @@ def doctor(
         typer.Option("--from", metavar="URI", help="With --repair: a copy of the run. Its mirrors are known."),
     ] = None,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Move stray records away, which a compromised replica may create.")
+        bool,
+        typer.Option(
+            "--quarantine", help="Move records away that stop the run; with --deep also damaged payloads' records."
+        ),
     ] = False,
     undelete: Annotated[
         str | None,
@@ -168,6 +171,8 @@ def _quarantine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool,
         typer.echo(to_json(result))
     else:
         print_lines(f"moved: {record.key} to {record.to}: {record.why}" for record in result.moved)
+        if result.kept is not None:
+            print_lines([f"not moved: {result.kept}"])
         _show(result.log)
     if not result.ok:
         raise typer.Exit(FAILED)

@@ -50,6 +50,10 @@ SLOW: Final = (
     "`faults.grace`"
 )
 _MEND: Final = "`skerry doctor --repair` restores it from a mirror or another copy"
+_UNREADABLE: Final = (
+    f"{_MEND}; else make sure that a later checkpoint becomes complete; if no replica can close the open round with "
+    "it, end all of them, then `skerry doctor --deep --quarantine`"
+)
 NEXT: Final[Mapping[Kind, str]] = {
     "unreadable": f"{_MEND}, if a record names its digest; else start a new run from the newest checkpoint",
     "misplaced": "find out what copied objects inside the prefix",
@@ -62,8 +66,8 @@ NEXT: Final[Mapping[Kind, str]] = {
     "stray-decision": "check that all replicas run the same script: one has more exchanges in a round than the others",
     "stray-record": "`skerry doctor --quarantine` moves it away; replace the replica or the credentials that wrote it",
     "incarnation-gap": "two replicas may own one slot: run `skerry-replica check`; check for a lifecycle rule",
-    "missing-payload": f"{_MEND}; else make sure that a later checkpoint becomes complete",
-    "payload-length": f"{_MEND}; else make sure that a later checkpoint becomes complete",
+    "missing-payload": _UNREADABLE,
+    "payload-length": _UNREADABLE,
     "orphan": "nothing; left by an interrupted upload, deleted with old payloads or by `skerry destroy`",
     "averages-differ": "restart this replica, so that it heals from a checkpoint; if it recurs, replace its machine",
     "wrong-average": "replace the machine of the replicas with this average, if others have another one",
@@ -73,7 +77,7 @@ NEXT: Final[Mapping[Kind, str]] = {
     "foreign-receipt": "restart this replica; it followed another log",
     "checkpoint-part": f"nothing if a newer one is complete; else {_MEND}, or raise its frequency (`checkpoint_every`)",
     "incomplete-checkpoint": "nothing; it is being written, or its writer was stopped",
-    "damaged-payload": f"{_MEND}; else make sure that a later checkpoint becomes complete",
+    "damaged-payload": _UNREADABLE,
     "damaged-checkpoint": f"{_MEND}; without a copy, replicas load an older checkpoint",
     "damaged-private": "nothing; its replica continues with an older save, or with fresh inner state",
     "wrong-roll-up": "delete it: `status`, `watch` and reports then read the single records; the run does not need it",
