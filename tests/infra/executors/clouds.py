@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tests.support.batchplace import Place
 
     from skerry.infra.executors import ReplicaHandle
-    from skerry.infra.executors.cloud_executor_base import CloudExecutor, JobState
+    from skerry.infra.executors.cloud_executor_base import CloudExecutor
+    from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.infra.spec.model import ReplicaSlot
 
 IN_ECR: Final = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{'1' * 64}"
@@ -106,7 +107,7 @@ class CloudSuite(ExecutorSuite):
             handles = stage.launch(executor)
             read_jobs, calls = type(executor).read_jobs, itertools.count()
 
-            def shaky(executor: CloudExecutor, jobs: Sequence[str]) -> Sequence[JobState | None]:
+            def shaky(executor: CloudExecutor, jobs: Sequence[str]) -> Sequence[JobView | None]:
                 if next(calls) < 2:
                     raise Retryable("busy")
                 return read_jobs(executor, jobs)
@@ -128,7 +129,7 @@ class CloudSuite(ExecutorSuite):
         executor = stage.executor()
         handles = stage.launch(executor, 1)
 
-        def unreachable(_executor: CloudExecutor, _jobs: Sequence[str]) -> Sequence[JobState | None]:
+        def unreachable(_executor: CloudExecutor, _jobs: Sequence[str]) -> Sequence[JobView | None]:
             raise Retryable("busy")
 
         with monkeypatch.context() as broken:
@@ -158,7 +159,7 @@ class CloudSuite(ExecutorSuite):
     ) -> None:
         executor = stage.executor()
 
-        def nothing(_executor: CloudExecutor, jobs: Sequence[str]) -> Sequence[JobState | None]:
+        def nothing(_executor: CloudExecutor, jobs: Sequence[str]) -> Sequence[JobView | None]:
             return [None] * len(jobs)
 
         stage.launch(executor)
@@ -203,6 +204,7 @@ class CloudSuite(ExecutorSuite):
             (ending,) = executor.collect(handles, LONG)
             assert ending == Ending(signal=15)
             assert ending.why
+            assert "skerry apply" not in ending.why  # the advice for a spec
             assert lines_of(executor, handles[0]) == []
 
     def test_lost_machine_ends_by_sigkill_with_the_reason(self, stage: CloudStage) -> None:

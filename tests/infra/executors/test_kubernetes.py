@@ -8,6 +8,7 @@ from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import Ending, KubernetesExecutor
 from skerry.infra.targets.kubernetes import parse_observed_settings
+from skerry.runtime.errors import Invalid
 from skerry.testing.kubernetes.server import KubernetesCall
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ def test_job_with_a_stopping_pod_is_not_over(stage: KubernetesStage) -> None:
         assert not parse_observed_settings.pods_over(row)
         executor.cancel(handles[0])
         assert executor.collect(handles, LONG) == [Ending(signal=15)]
+
+
+def test_tolerations_may_have_fields_that_a_spec_has_not(stage: KubernetesStage) -> None:
+    toleration = {"key": "spot", "effect": "NoExecute", "tolerationSeconds": 30}
+    with stage.executor(tolerations=(toleration,)) as executor:
+        (handle,) = stage.launch(executor, 1)
+        pod = stage.sandbox.objects.get("jobs", "train", handle.job)["spec"]["template"]["spec"]
+        assert {**toleration, "operator": "Exists"} in pod["tolerations"]
+
+
+def test_options_that_a_spec_could_not_have_are_refused(stage: KubernetesStage) -> None:
+    with pytest.raises(Invalid, match=r"KubernetesExecutor cannot take this: cpu: .*; grace: .*must be 30s to 1h"):
+        stage.executor(cpu="two", grace_s=5)
 
 
 def test_kubernetes_requests_match_the_golden_file(stage: KubernetesStage) -> None:

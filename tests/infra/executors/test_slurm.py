@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -78,9 +79,17 @@ class TestSlurm(ExecutorSuite):
     KILLED: ClassVar[tuple[Ending, ...]] = (Ending(signal=15),)
 
 
+def test_number_of_another_job_is_no_record(stage: SlurmStage) -> None:
+    with stage.executor() as executor:
+        (handle,) = stage.launch(executor, 1)
+        name, _, number = handle.job.rpartition("/")
+        with pytest.raises(Invalid, match="no record of"):
+            executor.poll(replace(handle, job=f"{name}-g7/{number}"))
+
+
 def test_options_of_a_spec_are_checked_at_once(tmp_path: Path) -> None:
     run = f"{tmp_path.as_uri()}/tiny"
-    with pytest.raises(Invalid, match=r"cannot run on Slurm: extra.0: .*must not be --signal"):
+    with pytest.raises(Invalid, match=r"SlurmExecutor cannot take this: extra.0: .*must not be --signal"):
         SlurmExecutor(run=run, extra=("--signal=TERM",))
     with pytest.raises(Invalid, match="apptainer runs an image"):
         SlurmExecutor(run=run, container="apptainer")

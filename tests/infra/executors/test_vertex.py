@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.executors import ReplicaHandle
-    from skerry.infra.executors.cloud_executor_base import JobState
+    from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.testing.google.sandbox import GoogleSandbox
 
 IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{'1' * 64}"
@@ -87,7 +87,7 @@ def test_cancel_of_a_job_that_ends_meanwhile_succeeds(stage: VertexStage) -> Non
         (handle,) = stage.launch(executor, 1)
         read_jobs = executor.read_jobs
 
-        def just_before(jobs: Sequence[str]) -> Sequence[JobState | None]:
+        def just_before(jobs: Sequence[str]) -> Sequence[JobView | None]:
             states = read_jobs(jobs)
             stage.finish(handle, 0)
             return states

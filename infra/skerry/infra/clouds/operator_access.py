@@ -24,15 +24,21 @@ class OperatorAccess:
     """One session for each cloud, with the login that the spec names. Makes no calls before the first use; thread-safe.
 
     environment: where credentials and endpoints are looked up. spec: None for a command without one, which uses the
-    environment's login. written: the spec's document, for the places in errors.
+    environment's login. written: the spec's document, for the places in errors. groups: without a spec.
     """
 
     def __init__(
-        self, clock: Clock, environment: Mapping[str, str], spec: Spec | None = None, written: Document | None = None
+        self,
+        clock: Clock,
+        environment: Mapping[str, str],
+        spec: Spec | None = None,
+        written: Document | None = None,
+        *,
+        groups: Sequence[Replicas] = (),
     ) -> None:
         self.clock: Final = clock
         self.environment: Final = environment
-        self.groups: Final[Sequence[Replicas]] = () if spec is None else spec.replicas
+        self.groups: Final[Sequence[Replicas]] = groups if spec is None else spec.replicas
         self._written = written
         self.aws: Final = Aws(clock, environment, None if spec is None else self._login(spec))
         # The first group with a project sets it.

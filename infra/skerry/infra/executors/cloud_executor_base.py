@@ -1,7 +1,7 @@
 """Base class of the executors in clouds: launches all replicas or none, polls, collects, cancels; keeps no state.
 
-A subclass creates the job of a replica, reads jobs, stops one, and reads its log. A job's name ends in its attempt
-number: the next attempt follows from the jobs that the cloud lists.
+A subclass says which options of a target its own are, and describes a job by the target's code; the target creates,
+reads and stops it. A job's name ends in its attempt number: the next attempt follows from the jobs that are listed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import threading
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar, cast
 
+from pydantic import ValidationError
+
+from skerry.infra import targets
 from skerry.infra.clouds.handler_helpers import Absent, each
-from skerry.infra.executors.options import RunOptions
-from skerry.infra.local.options import LocalTarget
-from skerry.infra.provision.graph import as_json, generation_name
-from skerry.infra.provision.handler import Desired, StateRecord
+from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.executors.options import RunOptions, problems_of
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.handler import Condition, Desired, StateRecord
 from skerry.infra.provision.target_and_store_interfaces import RunContext
 from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code, seconds_of
 from skerry.infra.spec import store_uri
+from skerry.infra.spec.target_kinds import TargetOptions
+from skerry.infra.targets.shared.job_view_helpers import AGAIN, UNKNOWN
 from skerry.runtime import contract
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError
@@ -30,34 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.handler import Handler
+    from skerry.infra.provision.handler import JobHandler
+    from skerry.infra.provision.target_and_store_interfaces import JobView, Target
     from skerry.infra.run.executor import EntrypointArguments
     from skerry.infra.spec.model import ReplicaSlot
-    from skerry.runtime.log.records import Place
+
+T = TypeVar("T", bound=TargetOptions)
 
 # A start takes minutes, and each poll costs a call per job.
 _POLLS: Final = Backoff(first=2.0, cap=30.0)
 # A new job may stay invisible for this long; after that it does not exist.
 _VISIBLE_S: Final = 60.0
 _DAY: Final = timedelta(days=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobState:
-    """The state of a job. code: its exit code, if the cloud reports one. stopped: on request. why: the cloud's text."""
-
-    over: bool
-    code: int | None = None
-    stopped: bool = False
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedJob:
-    """A job as a listing reports it."""
-
-    name: str
-    over: bool
+# Where no region is named: an endpoint of AWS that answers for every bucket.
+_ANY_REGION: Final = "us-east-1"
 
 
 @dataclass(kw_only=True)
@@ -71,12 +62,32 @@ class CloudExecutor(RunOptions):
     POLLS: ClassVar[Backoff] = _POLLS
     IN_CLOUD: ClassVar[bool] = True
     """False if its jobs may reach a folder of this machine."""
+    TELLS_REGION: ClassVar[bool] = True
+    """Its replicas are told the region of a bucket in S3, for which clients sign requests."""
+    OUTPUT: ClassVar[str] = "id"
+    """The output of a job that names it in handles; where it is absent, the job's name does."""
 
     image: str
     max_runtime: timedelta = _DAY
     ranks: int | None = None
     _launched: set[ReplicaHandle] = field(default_factory=set[ReplicaHandle], init=False, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _options: TargetOptions = field(init=False, repr=False)
+    _access: OperatorAccess = field(init=False, repr=False)
+    _target: Target = field(init=False, repr=False)
+    _jobs: JobHandler = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """See RunOptions. Raises Invalid, with every problem, for options that a spec could not have."""
+        super().__post_init__()
+        try:
+            self._options = self._as_target()
+        except ValidationError as error:
+            raise Invalid(f"{type(self).__name__} cannot take this: {problems_of(error)}") from error
+        groups = (self.group_of(1, self._options),)
+        self._access = OperatorAccess(self.clock, self.environment, groups=groups)
+        self._target = targets.open_target(self._options.kind, self._access)
+        self._jobs = cast("JobHandler", self._target.handlers()[self._target.job_kind])
 
     def _set_run(self, uri: str) -> None:
         super()._set_run(uri)
@@ -88,7 +99,7 @@ class CloudExecutor(RunOptions):
     ) -> list[ReplicaHandle]:
         """See ServerlessExecutor."""
         command = self.read_entrypoint(entrypoint, entrypoint_args).command
-        spec = self.spec_for(n_replicas, command, LocalTarget(kind="local"))
+        spec = self.spec_for(n_replicas, command, self._options)
         store_variables = self._store_variables()
         code = self.prepare(spec, {**self.environment, **store_variables}, pack_code=True).code
         context = RunContext(
@@ -97,7 +108,6 @@ class CloudExecutor(RunOptions):
         variables = {
             **store_variables,
             **context.variables(spec.spec.replicas[0]),
-            contract.PLACE: self.place.to_text(),
             contract.REPLICAS: str(n_replicas),
             **self.variables,
         }
@@ -106,7 +116,7 @@ class CloudExecutor(RunOptions):
         if self.ranks is not None:
             variables[contract.RANKS] = str(self.ranks)
         attempts = self._next_attempts(context)
-        creator = self._creator(context, variables)
+        creator = JobCreator(self._jobs, self._describe(context, variables), self.OUTPUT, self.run)
 
         def start(replica: ReplicaSlot) -> ReplicaHandle | SkerryError:
             try:
@@ -159,14 +169,15 @@ class CloudExecutor(RunOptions):
 
     def logs(self, handle: ReplicaHandle) -> Iterator[str]:
         """See ServerlessExecutor. A cloud returns lines seconds after they were written."""
-        self._states([handle])
-        yield from self._read_log(handle)
+        self._views([handle])
+        for line in self._target.logs(self._record(handle.job), None):
+            yield line.text
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
         """See ServerlessExecutor. A cloud has one way to stop: SIGTERM, then SIGKILL after its own grace."""
         del kill
-        (state,) = self._states([handle])
-        if not state.over:
+        (view,) = self._views([handle])
+        if not _is_over(view):
             self.stop_job(handle)
 
     def close(self) -> None:
@@ -184,30 +195,47 @@ class CloudExecutor(RunOptions):
         if failed := [error for error in each(stop, launched) if error is not None]:
             raise failed[0]
 
-    @property
-    @abstractmethod
-    def place(self) -> Place:
-        """The machines of the replicas, as far as the options decide them."""
+    def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobView | None]:
+        """The target's views of jobs, in the order given; None for a job without record."""
+        views = self._target.jobs([self._record(job) for job in jobs])
+        return [None if view.state == UNKNOWN else view for view in views]
 
-    @abstractmethod
-    def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
-        """Creates the jobs of one launch. variables: the variables of every replica."""
-
-    @abstractmethod
-    def _list_jobs(self, context: RunContext) -> Iterator[NamedJob]:
-        """All jobs with a name of this run, ended ones too."""
-
-    @abstractmethod
-    def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
-        """The states of jobs, in the order given; None for a job without record."""
-
-    @abstractmethod
-    def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:
-        """The lines that a job has written."""
-
-    @abstractmethod
     def stop_job(self, handle: ReplicaHandle) -> None:
         """Ask a job to stop; succeeds if it has ended. Raises Absent if the cloud does not know it."""
+        self._jobs.stop(self._record(handle.job))
+
+    @abstractmethod
+    def _as_target(self) -> TargetOptions:
+        """The options of the target that are these. Raises ValidationError for others."""
+
+    @abstractmethod
+    def _describe(self, context: RunContext, variables: Mapping[str, str]) -> Callable[[ReplicaSlot], Resource]:
+        """Describes the jobs of one launch, by replica. variables: of every replica; each has its own in addition."""
+
+    def _options_of(self, kind: type[T], **own: object) -> T:
+        """The options of a target that have the same names here. own: those of other names or forms."""
+        shared = {name: getattr(self, name) for name in kind.model_fields if hasattr(self, name)}
+        values = {**shared, "kind": kind.name(), **own}
+        for name, value in values.items():
+            if isinstance(value, timedelta):
+                values[name] = f"{value.total_seconds():.0f}s"
+        return kind.model_validate(values)
+
+    def _record(self, job: str) -> StateRecord:
+        """A job in the form that its target takes. job: as handles have it."""
+        kind = self._target.job_kind
+        return StateRecord(
+            address=f"{kind}.{job}",
+            kind=kind,
+            name=job,
+            generation=0,
+            region=getattr(self._options, "region", ""),
+            life=Life.JOB,
+            brought=False,
+            settings={"environment": {contract.RUN_URI: self.run}},
+            outputs={self.OUTPUT: job},
+            needs=(),
+        )
 
     def _stop_new(self, handle: ReplicaHandle) -> None:
         """Stop a job that was just created: a cloud may list it only after some time."""
@@ -229,27 +257,35 @@ class CloudExecutor(RunOptions):
 
     def _store_variables(self) -> Mapping[str, str]:
         """Variables that a process needs to open the store, apart from credentials."""
-        return {}
+        bucket = self.run.removeprefix("s3://").partition("/")[0]
+        if not self.TELLS_REGION or not self.run.startswith("s3://"):
+            return {}
+        region = self.variables.get("AWS_REGION")
+        if region is None:
+            known = self.environment.get("AWS_REGION", _ANY_REGION)
+            near = getattr(self._options, "region", known) if self._options.CLOUD == "aws" else known
+            region = str(self._access.aws.call("s3", near, "head_bucket", Bucket=bucket).get("BucketRegion") or near)
+        return {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
 
     def _endings(self, handles: Sequence[ReplicaHandle]) -> list[Ending | None]:
-        return [_ending(state) for state in self._states(handles)]
+        return [_ending(view) for view in self._views(handles)]
 
-    def _states(self, handles: Sequence[ReplicaHandle]) -> list[JobState]:
-        states = self.read_jobs([handle.job for handle in handles])
-        for handle, state in zip(handles, states, strict=True):
-            if state is None:
+    def _views(self, handles: Sequence[ReplicaHandle]) -> list[JobView]:
+        views = self.read_jobs([handle.job for handle in handles])
+        for handle, view in zip(handles, views, strict=True):
+            if view is None:
                 raise Invalid(
                     f"no record of {handle.job} ({handle.slot}): it never existed, or the cloud has deleted its "
                     f"record; look for its ending in outcomes/{handle.slot}/ of {self.run}"
                 )
-        return [state for state in states if state is not None]
+        return [view for view in views if view is not None]
 
     def _next_attempts(self, context: RunContext) -> Mapping[str, int]:
         """The next attempt of each slot. Raises Conflict if a job of one of them still runs."""
         pattern = re.compile(rf"{re.escape(context.stem)}-({re.escape(self.slots)}-\d+)(?:-g(\d+))?")
         attempts = {replica.slot: 0 for replica in context.replica_slots}
         live: set[str] = set()
-        for job in self._list_jobs(context):
+        for job in self._jobs.names(self._record(""), self.run):
             match = pattern.fullmatch(job.name)
             if match is None or match[1] not in attempts:
                 continue
@@ -281,46 +317,38 @@ class CloudExecutor(RunOptions):
         raise errors[0]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JobCreator:
-    """Creates the jobs of one launch. resource: of a replica. output: the resource's output that names its job."""
+    """Creates the jobs of one launch. resource: of a replica. output: the job's output that names it in handles."""
 
-    handler: Handler
+    handler: JobHandler
     resource: Callable[[ReplicaSlot], Resource]
     output: str
     run: str
 
     def create(self, replica: ReplicaSlot, attempt: int) -> str:
         """Create a job, once; its name for handles."""
-        resource = self.resource(replica)
-        desired = Desired(resource=resource, generation=attempt, run=self.run, settings=resource.settings())
-        return self.handler.create(desired)[self.output]
+        desired = self._desired(replica, attempt)
+        return self.handler.create(desired).get(self.output, desired.name)
 
     def delete(self, replica: ReplicaSlot, attempt: int) -> None:
         """Delete a job that may have been created."""
-        self.handler.delete(job_record(self.resource(replica), attempt, {}))
+        self.handler.delete(self._desired(replica, attempt).to_record({}))
+
+    def _desired(self, replica: ReplicaSlot, attempt: int) -> Desired:
+        resource = self.resource(replica)
+        return Desired(resource=resource, generation=attempt, run=self.run, settings=resource.settings())
 
 
-def job_record(resource: Resource, attempt: int, outputs: Mapping[str, str]) -> StateRecord:
-    """A job in the form that handlers and job views take."""
-    return StateRecord(
-        address=resource.address,
-        kind=resource.KIND,
-        name=generation_name(resource.name, attempt),
-        generation=attempt,
-        region=resource.region,
-        life=resource.LIFE,
-        brought=False,
-        settings={name: as_json(value) for name, value in resource.settings().items()},
-        outputs=outputs,
-        needs=(),
-    )
+def _is_over(view: JobView) -> bool:
+    return view.condition is not Condition.READY and not view.stopping
 
 
-def _ending(job_state: JobState) -> Ending | None:
-    if not job_state.over:
+def _ending(view: JobView) -> Ending | None:
+    if not _is_over(view):
         return None
-    if job_state.code is not None:
-        return ending_from_exit_code(job_state.code, job_state.why)
+    why = view.why.replace(f"; {AGAIN}", "")  # of a spec
+    if view.exit_code is not None:
+        return ending_from_exit_code(view.exit_code, why)
     # It never ran, or its machine was lost: there is no exit code.
-    return Ending(signal=signal.SIGTERM if job_state.stopped else signal.SIGKILL, why=job_state.why)
+    return Ending(signal=signal.SIGTERM if view.stopped else signal.SIGKILL, why=why)

@@ -137,6 +137,10 @@ class RunOptions(ABC):
         """The run's name, without its store."""
         return unquote(self.run.rpartition("/")[2])
 
+    def group_of(self, n_replicas: int, target: TargetOptions) -> Replicas:
+        """The replicas as a group of the spec."""
+        return Replicas(name=self.slots, count=n_replicas, target=target, **_NO_INPUTS)
+
     def spec_for(self, n_replicas: int, command: Sequence[str], target: TargetOptions) -> SpecFile:
         """The spec with the same values. Raises Invalid with every problem."""
         if not 1 <= n_replicas <= _MAX_REPLICAS:
@@ -148,13 +152,12 @@ class RunOptions(ABC):
                 code=Code(path=str(self.code or "."), command=tuple(command)),
                 outer=self.outer,
                 faults=self.faults,
-                replicas=(Replicas(name=self.slots, count=n_replicas, target=target, **_NO_INPUTS),),
+                replicas=(self.group_of(n_replicas, target),),
                 tags={},
                 **_NO_INPUTS,
             )
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-            raise Invalid(f"cannot describe the run: {problems}") from error
+            raise Invalid(f"cannot describe the run: {problems_of(error)}") from error
         written = Document(
             tree={
                 "outer": {"sync_every": self.outer.sync_every, "fragments": self.outer.fragments},
@@ -182,6 +185,11 @@ class RunOptions(ABC):
                 _LOG.warning(packed.note)
             store.create(keys.code(packed.digest), packed.data)
         return PreparedRun(spec=spec, code=None if packed is None else packed.digest)
+
+
+def problems_of(error: ValidationError) -> str:
+    """All problems in one line."""
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
 
 
 def _is_installed(module: str) -> bool:

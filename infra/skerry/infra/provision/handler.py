@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of StateRecord
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from skerry.infra.provision.graph import Json, Life, Resource, Value, as_json, generation_name
 
@@ -149,6 +149,28 @@ class Handler(Protocol):
 
         Of jobs at least those queued or running, also those of the run's names that have lost their tags.
         """
+        ...
+
+
+class NamedJob(NamedTuple):
+    """A job as a listing has it. over: it has ended, and nothing of it runs."""
+
+    name: str
+    over: bool
+
+
+class JobHandler(Handler, Protocol):
+    """The handler of the jobs of a target: it also stops a job whose record stays, and lists those that ended."""
+
+    def stop(self, record: StateRecord, /) -> None:
+        """Ask a job to stop, and do not wait. One that has ended counts as stopped.
+
+        Raises Absent if the cloud does not know it, or not yet.
+        """
+        ...
+
+    def names(self, like: StateRecord, run: str, /) -> Iterable[NamedJob]:
+        """All jobs of the run where `like` is, ended ones too, as long as the cloud lists them."""
         ...
 
 

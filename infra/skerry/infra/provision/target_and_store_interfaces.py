@@ -197,8 +197,8 @@ class JobView:
     """The status of a replica's job. state: the target's own word. why: the explanation, and what to do if needed.
 
     attempt: from 1; 0 before the first. started_s, ended_s: seconds since the epoch, if known. again: it is lost, its
-    cloud does not restart it, it was not stopped on request, and another start may help. stopped: by `skerry cancel`,
-    so that only an apply starts it again.
+    cloud does not restart it, it was not stopped on request, and another start may help. stopped: on request, so that
+    only an apply starts it again. stopping: its container may still run, although its end is decided.
     """
 
     slot: str
@@ -212,6 +212,7 @@ class JobView:
     ended_s: float | None = None
     again: bool = False
     stopped: bool = False
+    stopping: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +330,7 @@ class Target(Protocol):
         ...
 
     def handlers(self) -> Mapping[str, Handler]:
-        """The handlers of its resources, by kind."""
+        """The handlers of its resources, by kind. That of `job_kind` is a JobHandler."""
         ...
 
     def claim(self, desired: Desired, observed: Observed, /) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.clouds.aws.logs import events
 from skerry.infra.provision.target_and_store_interfaces import JobView
 from skerry.infra.targets.aws_batch import parse_observed_settings
-from skerry.infra.targets.aws_batch.jobs import described
+from skerry.infra.targets.aws_batch.jobs import STOPPED, described
 from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
@@ -110,6 +110,7 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None, context: Queu
         exit_code=code,
         started_s=_seconds(row.get("startedAt")),
         ended_s=_seconds(row.get("stoppedAt")) if status in {"SUCCEEDED", "FAILED"} else None,
+        stopped=row.get("isTerminated") is True or row.get("isCancelled") is True or row.get("statusReason") == STOPPED,
     )
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.tags import owned_job, owner_of
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, text, wait_for
-from skerry.infra.provision.handler import ADDRESS_TAG
+from skerry.infra.provision.handler import ADDRESS_TAG, NamedJob
+from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.aws_batch import parse_observed_settings, requests
 from skerry.infra.targets.aws_batch.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
@@ -32,10 +33,12 @@ _ENDED_S: Final = 300.0
 _LISTED_S: Final = 10.0
 _AT_ONCE: Final = 100
 _OURS: Final = "skerry-*"
+STOPPED: Final = "skerry: stopped by the operator"
+"""The reason of a job that was stopped on request."""
 
 
 class Jobs:
-    """See Handler."""
+    """See JobHandler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -96,6 +99,15 @@ class Jobs:
                     if job is not None and _is_live(row):
                         yield job
 
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        self._terminate(state_record.region, state_record.outputs["id"])
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names. In the queue of `like`."""
+        for row in self._listed(like.region, str(like.settings["queue"]), f"{stem_of(run)}-*"):
+            yield NamedJob(str(row["jobName"]), over=not _is_live(row))
+
     def _submitted(self, desired: Desired, lost: Retryable) -> Mapping[str, str]:
         """Return the job of a submission without an answer. Raises `lost` if there is none."""
         region = desired.resource.region
@@ -114,8 +126,7 @@ class Jobs:
 
     def _end(self, region: str, name: str, ids: Sequence[str]) -> None:
         for job in ids:
-            reason = "skerry: stopped by the operator"
-            self._aws.call("batch", region, "terminate_job", jobId=job, reason=reason)
+            self._terminate(region, job)
 
         def ended() -> bool | None:
             return None if any(map(_is_live, described(self._aws, region, ids))) else True
@@ -123,6 +134,9 @@ class Jobs:
         if ids:
             deadline = self._aws.clock.now() + _ENDED_S
             wait_for(self._aws.clock, f"the job {name} has ended", deadline, ended)
+
+    def _terminate(self, region: str, job: str) -> None:
+        self._aws.call("batch", region, "terminate_job", jobId=job, reason=STOPPED)
 
     def _ids_of(self, state_record: StateRecord) -> list[str]:
         """Return the ids of the recorded job, or of unrecorded live jobs of its name."""
@@ -141,21 +155,17 @@ class Jobs:
 
     def _named(self, region: str, queue: str, name: str) -> Iterator[Mapping[str, Any]]:
         """Return jobs of a queue by name in any state, newest first. name: may end in "*"; its case is ignored."""
-        listed = self._aws.pages(
-            "batch",
-            region,
-            "list_jobs",
-            "jobSummaryList",
-            jobQueue=queue,
-            filters=[{"name": "JOB_NAME", "values": [name]}],
-        )
         try:
-            rows = sorted(listed, key=lambda row: -int(row.get("createdAt", 0)))
+            rows = sorted(self._listed(region, queue, name), key=lambda row: -int(row.get("createdAt", 0)))
         except (Absent, Invalid) as error:
             if isinstance(error, Absent) or "does not exist" in str(error):
                 return  # the queue was deleted, and its jobs with it
             raise
         yield from described(self._aws, region, [str(row["jobId"]) for row in rows])
+
+    def _listed(self, region: str, queue: str, name: str) -> Iterator[Mapping[str, Any]]:
+        names = [{"name": "JOB_NAME", "values": [name]}]
+        return self._aws.pages("batch", region, "list_jobs", "jobSummaryList", jobQueue=queue, filters=names)
 
 
 def described(aws: Aws, region: str, ids: Sequence[str]) -> list[Mapping[str, Any]]:

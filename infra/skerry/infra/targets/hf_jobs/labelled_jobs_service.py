@@ -13,6 +13,7 @@ from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.hf_jobs import requests
+from skerry.infra.targets.shared.job_view_helpers import AGAIN
 from skerry.infra.targets.shared.labelled_jobs import NAME_LABEL, LabelledJob, run_label
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.shared.store_secrets_option import values_of
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
 LIVE: Final = ("SCHEDULING", "RUNNING")
 DONE: Final = "COMPLETED"
 _STOPPED: Final = ("CANCELED", "DELETED")
-_AGAIN: Final = "`skerry apply` starts another"
 _EXIT_CODE: Final = re.compile(r"exit code:?\s*(\d+)", re.IGNORECASE)
 _TIMEOUT: Final = re.compile(r"time ?out|timed out", re.IGNORECASE)
 _STAGES: Final = {
     "SCHEDULING": "waits for a machine of its flavor, or its image is being pulled",
     "RUNNING": "",
     DONE: "",
-    **dict.fromkeys(_STOPPED, f"it was stopped; {_AGAIN}"),
+    **dict.fromkeys(_STOPPED, f"it was stopped; {AGAIN}"),
 }
 # The meaning of a message, by a pattern in it; the first that is found counts.
 _MEANINGS: Final = (
@@ -141,7 +141,7 @@ def _why(stage: str, message: str, *, late: bool) -> str:
     meaning = next((text for pattern, text in _MEANINGS if pattern.search(message)), None)
     if meaning is not None:
         return meaning.format(message=message)
-    return f"{message or 'it failed without a reason'}; {_AGAIN}"
+    return f"{message or 'it failed without a reason'}; {AGAIN}"
 
 
 def _labels_of(row: JobInfo) -> dict[str, str]:

@@ -12,8 +12,9 @@ from skerry.runtime import contract
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.provision.graph import Text
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.model import Replicas
+    from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 COMMAND: Final = ("skerry-replica", "run")
 """The command of a job, which replaces the image's entrypoint."""
@@ -27,27 +28,35 @@ def build_resources(
 ) -> tuple[Job, ...]:
     """Return the jobs of these groups. store_variables: to open the store with, without credentials."""
     return tuple(
-        Job(
-            key=replica.slot,
-            name=f"{context.stem}-{replica.slot}",
-            region=target.namespace,
-            why=f"replica {replica.index} of the run",
-            image=context.image_of(group),
-            command=COMMAND,
-            environment={
-                **store_variables,
-                **context.bucket_regions(Bucket.KIND),
-                **context.variables(group),
-                contract.SLOT: replica.slot,
-                contract.RANKS: str(max(1, gpus_of(target.flavor))),
-            },
-            flavor=target.flavor,
-            timeout_s=timeout_s(context.hours, target),
-            secrets=target.secrets,
+        job_of(
+            context,
+            group,
+            replica,
+            {**store_variables, **context.bucket_regions(Bucket.KIND), **context.variables(group)},
         )
         for group in groups
-        for target in [HfJobsTarget.of(group)]
         for replica in context.slots_of(group)
+    )
+
+
+def job_of(context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text]) -> Job:
+    """Return the job of a replica. variables: of every replica of its group."""
+    target = HfJobsTarget.of(group)
+    return Job(
+        key=replica.slot,
+        name=f"{context.stem}-{replica.slot}",
+        region=target.namespace,
+        why=f"replica {replica.index} of the run",
+        image=context.image_of(group),
+        command=COMMAND,
+        environment={
+            contract.RANKS: str(max(1, gpus_of(target.flavor))),
+            **variables,
+            contract.SLOT: replica.slot,
+        },
+        flavor=target.flavor,
+        timeout_s=timeout_s(context.hours, target),
+        secrets=target.secrets,
     )
 
 

@@ -18,6 +18,7 @@ from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.kubernetes import manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.cluster import core_path, jobs_path
 from skerry.infra.targets.shared.job_view_helpers import (
+    AGAIN,
     EXIT_CODES,
     exit_text,
     joined,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from skerry.infra.targets.kubernetes.cluster import Cluster
 
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"
-_AGAIN: Final = "`skerry apply` starts another"
 _EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): "an outside failure"}
 _STATES: Final = {
     parse_observed_settings.COMPLETE: "done",
@@ -95,7 +95,7 @@ def view(state_record: StateRecord, facts: JobFacts) -> JobView:
     """Describe one job. Pure."""
     row = facts.row
     if row is None or state_record.outputs.get("uid") not in {None, "", parse_observed_settings.outputs(row)["uid"]}:
-        text = f"Kubernetes has no record of it: it was stopped and deleted; {_AGAIN}"
+        text = f"Kubernetes has no record of it: it was stopped and deleted; {AGAIN}"
         return unknown_job(state_record, state_record.name, text)
     state, code = parse_observed_settings.state(row), _exit_code(facts.pods)
     live = [pod for pod in facts.pods if not _ended(pod)]
@@ -112,6 +112,8 @@ def view(state_record: StateRecord, facts: JobFacts) -> JobView:
         started_s=started,
         ended_s=_ended_s(row) if parse_observed_settings.over(row) else None,
         again=_may_succeed_again(row, state, code),
+        stopped=state in {parse_observed_settings.STOPPED, parse_observed_settings.TERMINATING},
+        stopping=parse_observed_settings.over(row) and not parse_observed_settings.pods_over(row),
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.handler_helpers import Absent, check_owner, each, wait_for
-from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.handler import Condition, NamedJob
 from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
 from skerry.infra.targets.kubernetes import manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.cluster import core_path, jobs_path
@@ -34,7 +34,7 @@ _REMEDY: Final = "delete it, or give the run another name"
 
 
 class Jobs:
-    """See Handler."""
+    """See JobHandler."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -94,6 +94,15 @@ class Jobs:
                     and not parse_observed_settings.over(row)
                 ):
                     yield parse_observed_settings.record_of(Job, row, *named_job(run, name))
+
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        stop(self._cluster, state_record.region, state_record.name)
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names."""
+        for row in self._cluster.items(jobs_path(like.region), {"labelSelector": manifests.selector(run)}):
+            yield NamedJob(str(row["metadata"]["name"]), over=parse_observed_settings.pods_over(row))
 
     def _created(self, path: str, desired: Desired) -> Mapping[str, str]:
         """The outputs of the job whose request had no answer. Raises Absent if it was not made."""

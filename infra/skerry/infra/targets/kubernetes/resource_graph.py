@@ -5,6 +5,7 @@ Each replica has a service account and a Job, so that one of them can be started
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.s3 import Bucket
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.target_and_store_interfaces import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
@@ -56,10 +57,9 @@ def _of_replica(
     trust: Trust | None,
 ) -> Iterator[Resource]:
     target = KubernetesTarget.of(group)
-    name = name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME)
     account = ServiceAccount(
         key=replica.slot,
-        name=name,
+        name=_name_of(context, replica),
         region=target.namespace,
         why=f"the account of {replica.slot}, without rights in the cluster",
     )
@@ -68,22 +68,36 @@ def _of_replica(
     if target.secret is None and trust is not None:
         identity = trust(context, group, account)
     yield from identity.resources
-    yield Job(
-        key=replica.slot,
-        name=name,
-        region=target.namespace,
-        why=f"replica {replica.index} of the run",
+    variables = {
+        **store_variables,
+        **context.bucket_regions(Bucket.KIND),
+        **(identity.environment or {}),
+        **context.variables(group),
+    }
+    yield replace(
+        job_of(context, group, replica, variables, account.name),
         # The settings of a job do not reference its permissions.
         after=(account.address, *(resource.address for resource in identity.resources)),
+        token_audience=identity.audience,
+    )
+
+
+def job_of(
+    context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text], account: str
+) -> Job:
+    """Return the job of a replica. variables: of every replica of its group. account: of the service, by name."""
+    target = KubernetesTarget.of(group)
+    return Job(
+        key=replica.slot,
+        name=_name_of(context, replica),
+        region=target.namespace,
+        why=f"replica {replica.index} of the run",
         image=context.image_of(group),
         args=("run",),
         environment={
-            **store_variables,
-            **context.bucket_regions(Bucket.KIND),
-            **(identity.environment or {}),
-            **context.variables(group),
-            contract.SLOT: replica.slot,
             contract.RANKS: str(max(1, target.gpus)),
+            **variables,
+            contract.SLOT: replica.slot,
         },
         cpu=target.cpu,
         memory=target.memory,
@@ -96,12 +110,15 @@ def _of_replica(
         queue=target.queue,
         secret=target.secret,
         grace_s=int(target.grace.total_seconds()),
-        service_account=account.name,
+        service_account=account,
         attempts=target.attempts,
         deadline_s=deadline_s(context.hours, target),
-        token_audience=identity.audience,
         claim=None if target.claim is None else target.claim.model_dump(),
     )
+
+
+def _name_of(context: RunContext, replica: ReplicaSlot) -> str:
+    return name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME)
 
 
 def deadline_s(hours: float | None, target: KubernetesTarget) -> int | None:

@@ -14,6 +14,7 @@ from skerry.infra.provision.handler import Condition, Observed
 from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.modal.resource_graph import app_key
 from skerry.infra.targets.modal.resource_types import App
+from skerry.infra.targets.shared.job_view_helpers import AGAIN
 from skerry.infra.targets.shared.labelled_jobs import LabelledJob, labels
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable
@@ -30,7 +31,6 @@ STOPPED: Final = "skerry-stopped"
 """The tag of a sandbox that was stopped on request: its exit code does not show it."""
 _LATE: Final = 124
 _KILLED: Final = 137
-_AGAIN: Final = "`skerry apply` starts another"
 
 
 class ModalSandboxes:
@@ -89,12 +89,12 @@ def parse(sandbox: str, code: int | None, tags: Mapping[str, str]) -> LabelledJo
     state, why = "LIVE", "waits or runs; Modal does not show which"
     condition, exit_code = Condition.READY, None
     if stopped:
-        state, condition, why = "TERMINATED", Condition.LOST, f"it was stopped; {_AGAIN}"
+        state, condition, why = "TERMINATED", Condition.LOST, f"it was stopped; {AGAIN}"
     elif code == 0:
         state, condition, why = "DONE", Condition.DONE, ""
     elif code == _LATE:
         state, condition = "TIMEOUT", Condition.LOST
-        why = f"its time limit was reached: max_runtime, or Modal's 24 hours; {_AGAIN}"
+        why = f"its time limit was reached: max_runtime, or Modal's 24 hours; {AGAIN}"
     elif code is not None:
         state, condition, exit_code = "FAILED", Condition.LOST, code
         why = "terminated, preempted or killed" if code == _KILLED else ""

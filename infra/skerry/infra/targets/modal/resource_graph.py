@@ -6,6 +6,7 @@ Sources: Modal, "OIDC integration"; IAM user guide, "Available keys for AWS OIDC
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import s3
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.model import Replicas
+    from skerry.infra.spec.model import Replicas, ReplicaSlot
 
 COMMAND: Final = ("skerry-replica", "run")
 TOKEN_VARIABLE: Final = "MODAL_IDENTITY_TOKEN"  # noqa: S105  the name of a variable
@@ -70,30 +71,34 @@ def _resources(
             after.append(role.address)
             identity = {"AWS_ROLE_ARN": role.ref("arn"), contract.TOKEN_VARIABLE: TOKEN_VARIABLE}
         for replica in context.slots_of(group):
-            yield Job(
-                key=replica.slot,
-                name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
-                region=target.environment,
-                why=f"replica {replica.index} of the run",
-                after=tuple(after),
-                app=context.stem,
-                image=context.image_of(group),
-                command=COMMAND,
-                environment={
-                    **store_variables,
-                    **context.bucket_regions(s3.Bucket.KIND),
-                    **identity,
-                    **context.variables(group),
-                    contract.SLOT: replica.slot,
-                    contract.RANKS: str(target.ranks),
-                },
-                gpu=None if target.gpu is None else f"{target.gpu}:{target.gpus}",
-                cpu=target.cpu,
-                memory_mib=target.memory // _MIB,
-                timeout_s=timeout_s(context.hours, target),
-                secrets=target.secrets,
-                identity=bool(identity),
-            )
+            variables = {
+                **store_variables,
+                **context.bucket_regions(s3.Bucket.KIND),
+                **identity,
+                **context.variables(group),
+            }
+            job = job_of(context, group, replica, variables)
+            yield replace(job, after=tuple(after), identity=bool(identity))
+
+
+def job_of(context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text]) -> Job:
+    """Return the sandbox of a replica without a token. variables: of every replica of its group."""
+    target = ModalTarget.of(group)
+    return Job(
+        key=replica.slot,
+        name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
+        region=target.environment,
+        why=f"replica {replica.index} of the run",
+        app=context.stem,
+        image=context.image_of(group),
+        command=COMMAND,
+        environment={contract.RANKS: str(target.ranks), **variables, contract.SLOT: replica.slot},
+        gpu=None if target.gpu is None else f"{target.gpu}:{target.gpus}",
+        cpu=target.cpu,
+        memory_mib=target.memory // _MIB,
+        timeout_s=timeout_s(context.hours, target),
+        secrets=target.secrets,
+    )
 
 
 def app_key(environment: str) -> str:

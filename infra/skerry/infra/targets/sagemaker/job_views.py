@@ -15,6 +15,7 @@ from skerry.infra.targets.sagemaker import parse_observed_settings
 from skerry.infra.targets.sagemaker.jobs import described
 from skerry.infra.targets.sagemaker.resource_graph import LOGS
 from skerry.infra.targets.shared.job_view_helpers import (
+    AGAIN,
     EXIT_CODES,
     exit_text,
     joined,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # The meaning of a failure, by the beginning of its reason.
 _FAILURES: Final = {
     "CapacityError": "no machine of its type is available now: try another instance or region, spot, or max_pending",
-    "InternalServerError": "an internal failure of SageMaker; `skerry apply` starts it again",
+    "InternalServerError": f"an internal failure of SageMaker; {AGAIN}",
     "ResourceLimitExceeded": "a quota of the account is used up: see `skerry doctor`",
     "AlgorithmError": "its container ended with an error",
     "ClientError": "SageMaker could not run it as requested: check image, role, network and S3 locations",
@@ -60,7 +61,7 @@ _WAITING: Final = {
 }
 # Part of SageMaker's status message while no machine is available.
 _SHORT_OF_MACHINES: Final = "Insufficient capacity"
-_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): "an outside failure; `skerry apply` starts it again"}
+_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): f"an outside failure; {AGAIN}"}
 
 
 def views(aws: Aws, state_records: Sequence[StateRecord]) -> list[JobView]:
@@ -87,6 +88,8 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None) -> JobView:
         started_s=_seconds(row.get("TrainingStartTime")),
         ended_s=None if status in parse_observed_settings.LIVE else _seconds(row.get("TrainingEndTime")),
         again=_may_succeed_again(row, status),
+        stopped=status == "Stopped",
+        stopping=status == "Stopping",
     )
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_job, owner_of, tags_in
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
-from skerry.infra.provision.handler import ADDRESS_TAG, Condition
+from skerry.infra.provision.handler import ADDRESS_TAG, Condition, NamedJob
 from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.sagemaker import parse_observed_settings, quotas, requests
 from skerry.infra.targets.sagemaker.resource_types import Job
@@ -48,7 +49,7 @@ _REMEDY: Final = "rename the run, or delete that job: aws sagemaker delete-train
 
 
 class Jobs:
-    """See Handler."""
+    """See JobHandler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -98,7 +99,11 @@ class Jobs:
         """See Handler.list_owned. Reads the tags of jobs with the run's names only."""
         stem = stem_of(run)
         for region in sorted(regions):
-            live = [row for status in parse_observed_settings.LIVE for row in self._listed(region, status, stem)]
+            live = [
+                row
+                for status in parse_observed_settings.LIVE
+                for row in self._listed(region, stem, StatusEquals=status)
+            ]
             tags = each(lambda row, region=region: self._tags(region, row), live)
             for row, row_tags in zip(live, tags, strict=True):
                 name = str(row["TrainingJobName"])
@@ -106,6 +111,16 @@ class Jobs:
                 job = owned_job(Job, run, name=name, region=region, tags=row_tags, outputs=outputs)
                 if job is not None:
                     yield job
+
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        self._stop(state_record.region, state_record.outputs["name"])
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names."""
+        for row in self._listed(like.region, stem_of(run)):
+            over = row["TrainingJobStatus"] not in parse_observed_settings.LIVE
+            yield NamedJob(str(row["TrainingJobName"]), over=over)
 
     def _read(self, desired: Desired) -> Observed | None:
         region = desired.resource.region
@@ -179,6 +194,17 @@ class Jobs:
             raise Conflict(f"{message} (aws sagemaker delete-training-job), and {why}: {remains}") from remains
         return None
 
+    def _stop(self, region: str, name: str) -> None:
+        """Ask a job to stop. SageMaker refuses that if it has ended. Raises Absent if there is none."""
+        try:
+            self._aws.call("sagemaker", region, "stop_training_job", TrainingJobName=name)
+        except Invalid as error:
+            row = described(self._aws, region, name)
+            if row is None:
+                raise Absent(str(error)) from error
+            if row["TrainingJobStatus"] == "InProgress":
+                raise
+
     def _end(
         self, region: str, name: str, row: Mapping[str, Any], *, forget: bool = False
     ) -> Unauthorized | Conflict | None:
@@ -187,13 +213,8 @@ class Jobs:
         Returns why the record remains.
         """
         if row["TrainingJobStatus"] == "InProgress":
-            try:
-                self._aws.call("sagemaker", region, "stop_training_job", TrainingJobName=name)
-            except Invalid:
-                # A stop is rejected if the job has ended meanwhile.
-                now = described(self._aws, region, name)
-                if now is not None and now["TrainingJobStatus"] == "InProgress":
-                    raise
+            with suppress(Absent):
+                self._stop(region, name)
 
         def ended() -> str | None:
             now = described(self._aws, region, name)
@@ -224,10 +245,10 @@ class Jobs:
         wait_for(self._aws.clock, f"the record of {name} is gone", self._aws.clock.now() + _ENDED_S, gone)
         return None
 
-    def _listed(self, region: str, status: str, stem: str) -> Iterator[Mapping[str, Any]]:
-        """Return the jobs whose names begin with `stem`."""
+    def _listed(self, region: str, stem: str, **more: str) -> Iterator[Mapping[str, Any]]:
+        """Return the jobs whose names begin with `stem`. more: parameters of the call."""
         rows = self._aws.pages(
-            "sagemaker", region, "list_training_jobs", "TrainingJobSummaries", NameContains=stem, StatusEquals=status
+            "sagemaker", region, "list_training_jobs", "TrainingJobSummaries", NameContains=stem, **more
         )
         return (row for row in rows if str(row["TrainingJobName"]).startswith(f"{stem}-"))
 

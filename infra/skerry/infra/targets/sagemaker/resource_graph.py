@@ -9,6 +9,7 @@ CreateTrainingJob.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -159,6 +160,7 @@ class _Group:
     def _job_policy(self) -> Iterator[Statement]:
         """Return the permissions that SageMaker uses for a job with its role."""
         partition, account, region = self._account.partition, self._account.number, self._target.region
+        output = _output(self._context, self._group)
         image = self._context.image_of(self._group)
         if image_in_ecr(image) is None:
             raise Invalid(f"{image} is not in ECR, and SageMaker runs no others; push it there: scripts/image push")
@@ -178,7 +180,7 @@ class _Group:
         yield Statement(
             sid="LeaveArtifacts",
             actions=("s3:AbortMultipartUpload", "s3:PutObject"),
-            resources=(f"arn:{partition}:s3:::{self._output.removeprefix('s3://').rstrip('/')}/*",),
+            resources=(f"arn:{partition}:s3:::{output.removeprefix('s3://').rstrip('/')}/*",),
         )
         if self._byo.subnets is not None:
             yield from _network_policy(partition, account, region)
@@ -188,59 +190,69 @@ class _Group:
             yield Statement(sid="UseKey", actions=("kms:CreateGrant", "kms:DescribeKey"), resources=(known,))
 
     def _job(self, replica: ReplicaSlot, role: ReplicaRole, name: str, google_variables: Mapping[str, Text]) -> Job:
-        target, runtime = self._target, runtime_s(self._context.hours, self._target)
-        pending = None if target.max_pending is None else int(target.max_pending.total_seconds())
-        volume = None if self._machine.own_disk else _DISK_GIB if target.volume is None else -(-target.volume // _GIB)
-        environment, hyperparameters = self._variables(replica, google_variables)
-        return Job(
-            key=replica.slot,
+        job = job_of(self._context, self._group, replica, self._variables(google_variables), role.role.ref("arn"))
+        volume = self._target.volume
+        return replace(
+            job,
             name=name,
-            region=target.region,
-            why=f"replica {replica.index} of the run",
             after=role.after,
-            image=self._context.image_of(self._group),
-            environment=environment,
-            hyperparameters=hyperparameters,
-            role=role.role.ref("arn"),
-            instance=target.instance,
-            spot=target.spot,
-            max_runtime_s=runtime,
-            max_wait_s=wait_s(runtime, target),
-            max_pending_s=pending,
-            retries=target.retries,
-            volume_gib=volume,
-            kms_key=target.kms_key,
-            output=self._output,
-            subnets=tuple(sorted(self._byo.subnets or ())),
-            security_groups=tuple(sorted(self._byo.security_groups or ())),
+            volume_gib=None if self._machine.own_disk else _DISK_GIB if volume is None else -(-volume // _GIB),
         )
 
-    def _variables(
-        self, replica: ReplicaSlot, google_variables: Mapping[str, Text]
-    ) -> tuple[Mapping[str, Text], Mapping[str, str]]:
-        """Return the variables of the container, and those that are too long."""
-        context, target = self._context, self._target
+    def _variables(self, google_variables: Mapping[str, Text]) -> Mapping[str, Text]:
+        context = self._context
         variables: dict[str, Text] = {
             **context.variables(self._group),
-            contract.SLOT: replica.slot,
             **context.bucket_regions(Bucket.KIND),
             **google_variables,
         }
-        if target.gpus is not None:
-            variables[contract.RANKS] = str(max(1, target.gpus))
         if is_in_s3(context):
             region = Ref(address=STORE_ADDRESS, output="region")
             # The bucket's region, not the machine's, because clients sign requests for it.
             variables |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
-        return split_variables(variables)
+        return variables
 
-    @property
-    def _output(self) -> str:
-        if self._target.output is not None:
-            return self._target.output
-        if not is_in_s3(self._context):
-            raise Invalid(f"the store of {self._group.name} is not in S3: write output: s3://my-bucket/artifacts")
-        return f"{self._context.run_uri}/{OUTPUT}"
+
+def job_of(
+    context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text], role: Text
+) -> Job:
+    """Return the job of a replica on a machine with its own disk. variables: of every replica of its group.
+
+    role: its ARN. Raises Invalid for a variable that is too long.
+    """
+    target = SageMakerTarget.of(group)
+    runtime = runtime_s(context.hours, target)
+    ranks = {} if target.gpus is None else {contract.RANKS: str(max(1, target.gpus))}
+    environment, hyperparameters = split_variables({**ranks, **variables, contract.SLOT: replica.slot})
+    return Job(
+        key=replica.slot,
+        name=f"{context.stem}-{replica.slot}",
+        region=target.region,
+        why=f"replica {replica.index} of the run",
+        image=context.image_of(group),
+        environment=environment,
+        hyperparameters=hyperparameters,
+        role=role,
+        instance=target.instance,
+        spot=target.spot,
+        max_runtime_s=runtime,
+        max_wait_s=wait_s(runtime, target),
+        max_pending_s=None if target.max_pending is None else int(target.max_pending.total_seconds()),
+        retries=target.retries,
+        kms_key=target.kms_key,
+        output=_output(context, group),
+        subnets=tuple(sorted(target.byo.subnets or ())),
+        security_groups=tuple(sorted(target.byo.security_groups or ())),
+    )
+
+
+def _output(context: RunContext, group: Replicas) -> str:
+    target = SageMakerTarget.of(group)
+    if target.output is not None:
+        return target.output
+    if not is_in_s3(context):
+        raise Invalid(f"the store of {group.name} is not in S3: write output: s3://my-bucket/artifacts")
+    return f"{context.run_uri}/{OUTPUT}"
 
 
 def _network_policy(partition: str, account: str, region: str) -> tuple[Statement, ...]:

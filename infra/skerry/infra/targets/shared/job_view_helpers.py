@@ -24,6 +24,11 @@ EXIT_CODES: Final[Mapping[int, str]] = {
 }
 """The meaning of a replica's exit codes where targets agree; they add RETRY, after which each does something else."""
 
+AGAIN: Final = "`skerry apply` starts another"
+"""The advice for a job that is lost."""
+UNKNOWN: Final = "UNKNOWN"
+"""The state of a job of which the cloud has no record."""
+
 
 def slot_of(record: StateRecord) -> str:
     """Return the slot of a job's replica."""
@@ -32,7 +37,7 @@ def slot_of(record: StateRecord) -> str:
 
 def unknown_job(record: StateRecord, job: str, why: str) -> JobView:
     """Return the view of a job of which the cloud has no record."""
-    return JobView(slot=slot_of(record), job=job, state="UNKNOWN", condition=Condition.LOST, why=why)
+    return JobView(slot=slot_of(record), job=job, state=UNKNOWN, condition=Condition.LOST, why=why)
 
 
 def joined(*parts: str) -> str:

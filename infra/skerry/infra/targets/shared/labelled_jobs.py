@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.handler_helpers import Absent, wait_for
 from skerry.infra.provision.graph import as_json, refs
-from skerry.infra.provision.handler import Condition, Observed
+from skerry.infra.provision.handler import Condition, NamedJob, Observed
 from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
+    AGAIN,
     EXIT_CODES,
     exit_text,
     joined,
@@ -45,8 +46,7 @@ NAME_LABEL: Final = "name"
 _ENDED_S: Final = 300.0
 _LISTED_S: Final = 10.0
 _DIGITS: Final = 16
-_AGAIN: Final = "`skerry apply` starts another"
-_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): f"an outside failure; {_AGAIN}"}
+_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): f"an outside failure; {AGAIN}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class JobService(Protocol):
 
 
 class LabelledJobs:
-    """See Handler. kind: of the resources."""
+    """See JobHandler. kind: of the resources."""
 
     def __init__(self, service: JobService, kind: type[Resource]) -> None:
         self._service = service
@@ -178,6 +178,15 @@ class LabelledJobs:
                     yield owner_labels.owned_record(
                         self._kind, mark, name=job.name, region=region, outputs={"id": job.id}
                     )
+
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        self._service.stop(state_record.region, state_record.outputs["id"])
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names."""
+        for job in self._service.listed(like.region, run):
+            yield NamedJob(job.name, over=not job.live)
 
     def _job_of(self, desired: Desired, jobs: Sequence[LabelledJob]) -> LabelledJob | None:
         known = desired.outputs.get("id")
@@ -255,10 +264,10 @@ def views(service: JobService, state_records: Sequence[StateRecord]) -> list[Job
 def _view(service: JobService, state_record: StateRecord, jobs: Mapping[str, LabelledJob]) -> JobView:
     known = state_record.outputs.get("id")
     if known is None:
-        return unknown_job(state_record, state_record.name, f"its job was never created; {_AGAIN}")
+        return unknown_job(state_record, state_record.name, f"its job was never created; {AGAIN}")
     job = jobs.get(known) or service.described(state_record.region, known)
     if job is None:
-        return unknown_job(state_record, known, f"{service.title} has no record of it; {_AGAIN}")
+        return unknown_job(state_record, known, f"{service.title} has no record of it; {AGAIN}")
     return view_of(slot_of(state_record), state_record.generation, job)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
+    AGAIN,
     EXIT_CODES,
     exit_text,
     may_succeed_again,
@@ -20,6 +21,7 @@ from skerry.infra.targets.shared.job_view_helpers import (
 )
 from skerry.infra.targets.slurm import requests, responses
 from skerry.infra.targets.slurm.jobs import described
+from skerry.infra.targets.slurm.responses import CANCELLED
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from skerry.infra.targets.slurm.cluster import Cluster
     from skerry.infra.targets.slurm.responses import Row
 
-_AGAIN: Final = "`skerry apply` starts another"
 _NEVER: Final = "it can never start"
 # The meaning of a reason of Slurm, by a pattern of the whole; the first that matches counts.
 _REASONS: Final = (
@@ -71,20 +72,20 @@ _STATES: Final = {
     "SPECIAL_EXIT": "is held; `scontrol release ID` lets it go",
 }
 _ENDED: Final = {
-    "BOOT_FAIL": f"its node did not start; {_AGAIN}",
-    "CANCELLED": f"it was stopped; {_AGAIN}",
+    "BOOT_FAIL": f"its node did not start; {AGAIN}",
+    "CANCELLED": f"it was stopped; {AGAIN}",
     "DEADLINE": "its deadline was over before it could run",
-    "NODE_FAIL": f"its node was lost; {_AGAIN}",
+    "NODE_FAIL": f"its node was lost; {AGAIN}",
     "OUT_OF_MEMORY": "it used more memory than it asked for; write more `memory`",
-    "PREEMPTED": f"another job took its node; {_AGAIN}",
-    "REVOKED": f"another cluster of the federation took it; {_AGAIN}",
-    "TIMEOUT": f"its time limit was reached before the replica had stopped; {_AGAIN}",
+    "PREEMPTED": f"another job took its node; {AGAIN}",
+    "REVOKED": f"another cluster of the federation took it; {AGAIN}",
+    "TIMEOUT": f"its time limit was reached before the replica had stopped; {AGAIN}",
 }
 # Ends that another start may mend. A stop is wanted, and too little memory stays too little.
 _PASSING: Final = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"})
 _EXIT_CODES: Final = {
     **EXIT_CODES,
-    int(ExitCode.RETRY): f"an outside failure; {_AGAIN}",
+    int(ExitCode.RETRY): f"an outside failure; {AGAIN}",
     126: "its `python`, or its container program, cannot be run on the node",
     127: "its `python`, or its container program, is missing on the node",
     137: "killed, often because memory was short",
@@ -108,7 +109,7 @@ def view(state_record: StateRecord, row: Row | None) -> JobView:
     """Describe a job. row: None if nothing is known of it. Pure."""
     job = state_record.outputs.get("id", state_record.name)
     if row is None:
-        why = f"Slurm has no record of it, and it left none: it was stopped, or its node was lost; {_AGAIN}"
+        why = f"Slurm has no record of it, and it left none: it was stopped, or its node was lost; {AGAIN}"
         return unknown_job(state_record, job, why)
     never_ran = row.started_s is None and row.starts_before == 0 and row.exit_code is None
     return JobView(
@@ -122,6 +123,7 @@ def view(state_record: StateRecord, row: Row | None) -> JobView:
         started_s=row.started_s,
         ended_s=row.ended_s,
         again=_may_succeed_again(row),
+        stopped=row.state == CANCELLED,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.handler_helpers import NotYetVisible, wait_for
+from skerry.infra.provision.handler import NamedJob
 from skerry.infra.targets.slurm import requests, responses
 from skerry.runtime.errors import Invalid, Retryable
 
@@ -42,11 +43,12 @@ _SACCT: Final = (
     "env SLURM_TIME_FORMAT=%s sacct --noheader --parsable2 --allocations --duplicates "
     '--format="$1" --jobs="$2" 2> /dev/null || :'
 )
+_LOGS: Final = 'ls -1 -- "$1" 2> /dev/null || :'
 _GONE: Final = "invalid job id"
 
 
 class Jobs:
-    """See Handler. cluster_of: the cluster of a region."""
+    """See JobHandler. cluster_of: the cluster of a region."""
 
     def __init__(self, cluster_of: Callable[[str], Cluster]) -> None:
         self._cluster_of = cluster_of
@@ -103,6 +105,19 @@ class Jobs:
                 if record is not None and row.live:
                     yield record
 
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        cancel(self._cluster_of(state_record.region), state_record.outputs["id"])
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names. Logs in the folder of `like` outlive what Slurm knows of ended jobs."""
+        del run
+        cluster = self._cluster_of(like.region)
+        for row in listed(cluster):
+            yield NamedJob(row.full_name, over=not row.live)
+        for name in cluster.call(_LOGS, [str(like.settings["folder"])]).split():
+            yield NamedJob(name.removesuffix(".log"), over=True)
+
     def _named(self, desired: Desired) -> list[Row]:
         """Return the jobs of the slot, in any state, newest first."""
         return listed(self._cluster_of(desired.resource.region), desired.resource.name)
@@ -138,11 +153,12 @@ def described(cluster: Cluster, state_records: Sequence[StateRecord]) -> list[Ro
     rows: list[Row | None] = []
     for record in state_records:
         known = record.outputs.get("id")
-        rows.append(
-            next((row for row in queue if row.live and _is_recorded(row, record)), None)
-            if known is None
-            else by_id.get(known)
-        )
+        if known is None:
+            row = next((row for row in queue if row.live and _is_recorded(row, record)), None)
+        else:
+            row = by_id.get(known)
+            row = row if row is not None and _is_named(row, record, unmarked=True) else None
+        rows.append(row)
     if missing := _unknown(state_records, rows):
         others = {row.id: row for row in _of_ids(cluster, [state_records[at].outputs["id"] for at in missing])}
         for at in missing:

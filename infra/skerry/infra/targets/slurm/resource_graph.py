@@ -33,35 +33,15 @@ def build_resources(
 
 def _jobs(context: RunContext, groups: Sequence[Replicas], store_variables: Mapping[str, str]) -> Iterator[Job]:
     for group in groups:
-        options = SlurmTarget.of(group)
-        image = context.image_of(group) if options.container is not None else None
-        folders = [path for path in context.inputs(group).data.values() if path.startswith("/")]
+        variables = {**store_variables, **context.bucket_regions(Bucket.KIND), **context.variables(group)}
         for replica in context.slots_of(group):
-            yield job_of(
-                context,
-                options,
-                replica,
-                {**store_variables, **context.bucket_regions(Bucket.KIND), **context.variables(group)},
-                image=image,
-                hours=context.hours,
-                folders=folders,
-            )
+            yield job_of(context, group, replica, variables)
 
 
-def job_of(
-    context: RunContext,
-    options: SlurmTarget,
-    replica: ReplicaSlot,
-    variables: Mapping[str, Text],
-    *,
-    image: str | None = None,
-    hours: float | None = None,
-    folders: Sequence[str] = (),
-) -> Job:
-    """Return the job of a replica.
-
-    variables: of every replica of its group. image: None runs no container. hours: of the run. folders: of its data.
-    """
+def job_of(context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text]) -> Job:
+    """Return the job of a replica. variables: of every replica of its group."""
+    options = SlurmTarget.of(group)
+    folders = [path for path in context.inputs(group).data.values() if path.startswith("/")]
     mirrors = _mirror_folders(context) if options.container is not None else []
     return Job(
         key=replica.slot,
@@ -79,14 +59,14 @@ def job_of(
         partition=options.partition,
         account=options.account,
         qos=options.qos,
-        minutes=_minutes(options, hours),
+        minutes=_minutes(options, context.hours),
         memory_mib=None if options.memory is None else max(1, options.memory // _MIB),
         gpus=_gpus(options),
         python=options.python,
         # The first write creates the folder of a mirror, but a container can mount none that is missing.
         setup=(*(f"mkdir -p {shlex.quote(folder)}" for folder in mirrors), *options.setup),
         container=options.container,
-        image=_image(options, image),
+        image=_image(options, context.image_of(group)),
         mounts=_mounts(context.run_uri, [*mirrors, *folders]) if options.container is not None else (),
         extra=options.extra,
     )
@@ -111,7 +91,7 @@ def _minutes(options: SlurmTarget, hours: float | None) -> int | None:
     return minutes if hours is None else min(minutes, max(2, -int(-hours * 60 // 1)))
 
 
-def _image(options: SlurmTarget, image: str | None) -> str | None:
+def _image(options: SlurmTarget, image: str) -> str | None:
     """Return an image as the container's program names it: a file, or a reference of a registry."""
     if not image or options.container is None:
         return None

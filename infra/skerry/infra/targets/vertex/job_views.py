@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.clouds.google.logs import events
 from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
+    AGAIN,
     EXIT_CODES,
     exit_text,
     joined,
@@ -34,12 +35,11 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.handler import StateRecord
 
-_AGAIN: Final = "`skerry apply` starts another"
 _STATUS: Final = re.compile(r"non-zero status of (\d+)")
 # The meaning of a message of Vertex AI, by a pattern in it; the first that is found counts.
 _REASONS: Final = (
     (r"quota", "a quota is used up; see `skerry doctor`"),
-    (r"STOCKOUT|preempt", f"its machine was reclaimed, or none is available now; {_AGAIN}"),
+    (r"STOCKOUT|preempt", f"its machine was reclaimed, or none is available now; {AGAIN}"),
     (
         r"insufficient (resources|capacity)|not have enough resources|resources are (insufficient|.*unavailable)",
         "no machine of its type is available now: try another machine, region or scheduling (flex_start)",
@@ -58,7 +58,7 @@ _REASONS: Final = (
         "its image could not be pulled: check that the Vertex AI service agent of the project may read the repository",
     ),
     (r"permission|authentication scopes|unauthorized", "a permission is missing; see `skerry doctor`"),
-    (r"CANCELED|cancelled", f"it was stopped; {_AGAIN}"),
+    (r"CANCELED|cancelled", f"it was stopped; {AGAIN}"),
 )
 # Failures after which another start may succeed.
 _PASSING: Final = frozenset(_REASONS[number][1] for number in (1, 2))
@@ -68,10 +68,10 @@ _CODES: Final = {
     4: "its time limit was reached: `limits` or max_runtime of the spec, or seven days",
     7: "a permission is missing; see `skerry doctor`",
     8: "no machine of its type is available now, or a quota is used up; see `skerry doctor`",
-    13: f"an internal failure of Vertex AI; {_AGAIN}",
-    14: f"an internal failure of Vertex AI; {_AGAIN}",
+    13: f"an internal failure of Vertex AI; {AGAIN}",
+    14: f"an internal failure of Vertex AI; {AGAIN}",
 }
-_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): f"an outside failure; {_AGAIN}"}
+_EXIT_CODES: Final = {**EXIT_CODES, int(ExitCode.RETRY): f"an outside failure; {AGAIN}"}
 _STATES: Final = {
     "JOB_STATE_PENDING": "its machine is being started, or its image pulled",
     "JOB_STATE_RUNNING": "",
@@ -79,6 +79,7 @@ _STATES: Final = {
     "JOB_STATE_PAUSED": "it is paused",
     "JOB_STATE_UPDATING": "it is being changed",
 }
+_STOPPED: Final = ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 # Without a time, a listing of log entries covers one day.
 _LONG_AGO: Final = "2020-01-01T00:00:00Z"
 _QUOTAS_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas?project={}"
@@ -101,7 +102,7 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None) -> JobView:
     """Describe one job. row: from customJobs.get; None if Vertex AI has no record of it. Pure."""
     job = state_record.outputs.get("id", state_record.name)
     if row is None:
-        return unknown_job(state_record, job, f"Vertex AI has no record of it: it was stopped and deleted; {_AGAIN}")
+        return unknown_job(state_record, job, f"Vertex AI has no record of it: it was stopped and deleted; {AGAIN}")
     started = _seconds(row.get("startTime"))
     return JobView(
         slot=slot_of(state_record),
@@ -117,6 +118,7 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None) -> JobView:
         if parse_observed_settings.state(row) in parse_observed_settings.LIVE
         else _seconds(row.get("endTime")),
         again=_may_succeed_again(row),
+        stopped=parse_observed_settings.state(row) in _STOPPED,
     )
 
 
@@ -146,7 +148,7 @@ def _why(state_record: StateRecord, row: Mapping[str, Any]) -> str:
     if state in parse_observed_settings.LIVE:
         return _STATES.get(state, "")
     if state == "JOB_STATE_EXPIRED":
-        return f"its time limit was reached before it ran; {_AGAIN}"
+        return f"its time limit was reached before it ran; {AGAIN}"
     error = parse_observed_settings.error(row)
     message, code = str(error.get("message", "")), _exit_code(row)
     if code is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import Disabled
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, text, wait_for
-from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.handler import Condition, NamedJob
 from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import parse_observed_settings, requests
@@ -46,7 +46,7 @@ _REGION: Final = re.compile(r"[a-z]+(-[a-z]+)+[0-9]{1,2}")
 
 
 class Jobs:
-    """See Handler. create: creates a job in a project and a region from a body, and returns its name."""
+    """See JobHandler. create: creates a job in a project and a region from a body, and returns its name."""
 
     def __init__(self, google: Google, create: Callable[[str, str, Mapping[str, object]], str] | None = None) -> None:
         self._google = google
@@ -95,6 +95,16 @@ class Jobs:
                 if mark is not None:
                     yield parse_observed_settings.record_of(row, mark, region)
             yield from self._unlabelled(run, region)
+
+    def stop(self, state_record: StateRecord) -> None:
+        """See JobHandler.stop."""
+        cancel(self._google, state_record.outputs["name"])
+
+    def names(self, like: StateRecord, run: str) -> Iterable[NamedJob]:
+        """See JobHandler.names. In the project and region of `like`."""
+        for row in listed(self._google, run, str(like.settings["project"]), like.region):
+            over = parse_observed_settings.state(row) not in parse_observed_settings.LIVE
+            yield NamedJob(str(row.get("displayName", "")), over=over)
 
     def _unlabelled(self, run: str, region: str) -> Iterator[StateRecord]:
         """Return the live jobs that have the run's names and no label of a run. A filter matches whole names only."""

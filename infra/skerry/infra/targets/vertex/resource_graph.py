@@ -6,6 +6,7 @@ replica has a job. For a store in S3, a role of AWS replaces the permissions on 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -80,7 +81,6 @@ class _Group:
         self._group = group
         self._s3_store = s3_store
         self._target = VertexTarget.of(group)
-        self._fitting = fitting(self._target)
 
     def resources(self) -> Iterator[Resource]:
         """Return them in an order in which they can be created."""
@@ -182,36 +182,43 @@ class _Group:
         return bucket, prefix
 
     def _job(self, replica: ReplicaSlot, access: _Access, training: Resource) -> Job:
-        target, context, fitted = self._target, self._context, self._fitting
-        return Job(
-            key=replica.slot,
-            name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
-            region=target.region,
-            why=f"replica {replica.index} of the run",
+        variables = {**self._context.variables(self._group), **access.environment}
+        return replace(
+            job_of(self._context, self._group, replica, variables, access.account.ref("email")),
             # The settings of a job do not reference its permissions.
             after=(training.address, *(resource.address for resource in access.resources[1:])),
-            project=target.project,
-            image=context.image_of(self._group),
-            args=("run",),
-            environment={**self._environment(replica), **access.environment},
-            machine=target.machine,
-            accelerator=fitted.accelerator,
-            accelerators=fitted.accelerators,
-            disk_gb=fitted.disk_gb,
-            disk_type=target.disk_type,
-            scheduling=target.scheduling,
-            max_wait_s=None if target.max_wait is None else int(target.max_wait.total_seconds()),
-            timeout_s=timeout_s(context.hours, target),
-            service_account=access.account.ref("email"),
-            network=target.byo.network,
-            encryption_key=target.byo.key,
         )
 
-    def _environment(self, replica: ReplicaSlot) -> Mapping[str, Text]:
-        common = self._context.variables(self._group)
-        return {
-            **common,
+
+def job_of(
+    context: RunContext, group: Replicas, replica: ReplicaSlot, variables: Mapping[str, Text], account: Text
+) -> Job:
+    """Return the job of a replica. variables: of every replica of its group. account: of the service, by address."""
+    target = VertexTarget.of(group)
+    fitted = fitting(target)
+    return Job(
+        key=replica.slot,
+        name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
+        region=target.region,
+        why=f"replica {replica.index} of the run",
+        project=target.project,
+        image=context.image_of(group),
+        args=("run",),
+        environment={
+            contract.RANKS: str(fitted.ranks),
+            **variables,
             contract.SLOT: replica.slot,
-            contract.COMMAND: requests.escaped(common[contract.COMMAND]),
-            contract.RANKS: str(self._fitting.ranks),
-        }
+            contract.COMMAND: requests.escaped(json.dumps(context.spec.code.command)),
+        },
+        machine=target.machine,
+        accelerator=fitted.accelerator,
+        accelerators=fitted.accelerators,
+        disk_gb=fitted.disk_gb,
+        disk_type=target.disk_type,
+        scheduling=target.scheduling,
+        max_wait_s=None if target.max_wait is None else int(target.max_wait.total_seconds()),
+        timeout_s=timeout_s(context.hours, target),
+        service_account=account,
+        network=target.byo.network,
+        encryption_key=target.byo.key,
+    )
