@@ -146,8 +146,8 @@ def test_all_commands_and_their_store_use_the_assumed_role(tmp_path: Path, skerr
 def test_sessions_of_a_spec_are_opened_in_one_place() -> None:
     core = Path(targets.__file__).parents[1]
     opening = {path.relative_to(core).as_posix() for path in core.rglob("*.py") if SESSION.search(path.read_text())}
-    # Executors have no spec. An assumed role has a session of its own for the credentials that assume it.
-    assert {path for path in opening if not path.startswith("executors/")} == {
+    # An assumed role has a session of its own for the credentials that assume it.
+    assert opening == {
         "clouds/operator_access.py",
         "clouds/aws/session.py",
     }

@@ -82,6 +82,15 @@ def test_built_in_accelerators_are_filled_in(stage: VertexStage) -> None:
         assert stage.variables_of(handle)["SKERRY_RANKS"] == "2"
 
 
+def test_one_job_is_read_and_several_are_listed(stage: VertexStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor)
+        for number, verb in ((1, "get"), (2, "list")):
+            stage.sandbox.calls.clear()
+            assert len(executor.read_jobs([handle.job for handle in handles[:number]])) == number
+            assert [call.name.rpartition(".")[2] for call in stage.sandbox.calls] == [verb]
+
+
 def test_cancel_of_a_job_that_ends_meanwhile_succeeds(stage: VertexStage) -> None:
     with stage.executor() as executor:
         (handle,) = stage.launch(executor, 1)

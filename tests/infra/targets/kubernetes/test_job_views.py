@@ -8,8 +8,9 @@ import pytest
 from tests.infra.targets.kubernetes.kit import NAMESPACE, Scene, context_of
 
 from skerry.infra.provision.handler import Condition
+from skerry.infra.targets.kubernetes import job_views
 from skerry.infra.targets.kubernetes.cluster import core_path, jobs_path
-from skerry.infra.targets.kubernetes.job_views import lines, views
+from skerry.infra.targets.kubernetes.job_views import JobFacts, lines, views
 from skerry.infra.targets.kubernetes.jobs import Jobs, stop
 from skerry.runtime.errors import Invalid
 
@@ -181,7 +182,12 @@ def test_stopped_evicted_and_deleted_jobs_are_distinguished(
     view = view_of(cluster, scene)
     assert (view.state, view.attempt) == ("PENDING", 1)
     stop(cluster, NAMESPACE, scene.names[0])
-    assert shown(view_of(cluster, scene)) == "STOPPED, lost: stopped on request"
+    stopped = view_of(cluster, scene)
+    assert shown(stopped) == "STOPPED, lost: stopped on request"
+    assert (stopped.stopped, stopped.stopping) == (True, False)
+    row = cluster.get(jobs_path(NAMESPACE, scene.names[0]))
+    row["status"]["terminating"] = 1
+    assert job_views.view(scene.records[0], JobFacts(row=row)).stopping
     Jobs(cluster).delete(scene.records[0])
     gone = view_of(cluster, scene)
     assert (gone.state, gone.condition, gone.again) == ("UNKNOWN", Condition.LOST, False)

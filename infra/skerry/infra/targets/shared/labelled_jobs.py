@@ -255,8 +255,9 @@ def run_of(state_record: StateRecord) -> str | None:
 
 
 def views(service: JobService, state_records: Sequence[StateRecord]) -> list[JobView]:
-    """The views of these jobs, in their order. One listing for each region and run."""
-    places = {(record.region, run) for record in state_records if (run := run_of(record)) is not None}
+    """The views of these jobs, in their order. One listing for each region and run; a single job is read by its id."""
+    several = state_records if len(state_records) > 1 else ()
+    places = {(record.region, run) for record in several if (run := run_of(record)) is not None}
     jobs = {job.id: job for place in places for job in service.listed(*place)}
     return [_view(service, record, jobs) for record in state_records]
 

@@ -88,10 +88,12 @@ _QUOTAS_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas?project
 def views(google: Google, state_records: Sequence[StateRecord]) -> list[JobView]:
     """Return the views of these jobs, in their order.
 
-    One listing for each region. Jobs that are missing from it are read by name, because a listing may be late.
+    One listing for each region. Jobs that are missing from it are read by name, because a listing may be late; so is a
+    single job.
     """
     rows: dict[str, Mapping[str, Any]] = {}
-    for place in {place for record in state_records if (place := place_of(record)) is not None}:
+    several = state_records if len(state_records) > 1 else ()
+    for place in {place for record in several if (place := place_of(record)) is not None}:
         rows |= {parse_observed_settings.outputs(row)["id"]: row for row in listed(google, *place)}
     return [
         view(record, rows.get(record.outputs.get("id", "")) or _by_name(google, record)) for record in state_records
