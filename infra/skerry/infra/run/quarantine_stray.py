@@ -113,8 +113,8 @@ def _find_unreadable(store: Store, examination: Examination) -> dict[str, str]:
             continue
         for share in decision.members:
             own = keys.contribution(decision.round, decision.exchange, share.slot)
-            contribution = log.contributions[own].record
-            payloads = (keys.payload(decision.round, share.slot, part.digest) for part in contribution.parts)
+            parts = log.contributions[own].record.parts if own in log.contributions else ()
+            payloads = (keys.payload(decision.round, share.slot, part.digest) for part in parts)
             if (payload := next((name for name in payloads if name in damage), None)) is not None:
                 unreadable[own] = f"{payload}: {damage[payload]}"
                 unreadable[key] = f"it lists {own}, which cannot be averaged"
