@@ -261,12 +261,27 @@ def test_copies_of_the_run_verify_the_model_it_starts_from(source: Store, store:
     Mirror(store, mirror, SystemClock(), charge=charges.append).catch_up()
     (part,) = [entry for entry in mirror.list(keys.INITIAL) if not entry.key.endswith(keys.MANIFEST)]
     assert charges[0] == part.size
+    whole = bytes(store.read(part.key) or b"")
     damage(store, part.key)
     with pytest.raises(Corrupt, match=part.key):
         Mirror(store, other, SystemClock()).catch_up()
+    assert (read_run(other), other.list(keys.COMMITS) == []) == (
+        None,
+        False,
+    )  # rounds are copied, and no run is claimed
+    store.replace(part.key, whole)
+    Mirror(store, other, SystemClock()).catch_up()
+    assert find_cut(other).round == 1
     damage(mirror, part.key)
     with pytest.raises(Corrupt, match=part.key):
         restore(mirror, find_cut(mirror), target, "2026-01-01")
+    for copy in (store, mirror):
+        copy.delete(keys.checkpoint_manifest(3, keys.INITIAL))
+    with pytest.raises(Corrupt, match=keys.INITIAL):
+        restore(mirror, find_cut(mirror), target, "2026-01-01")
+    with pytest.raises(Corrupt, match=keys.INITIAL):
+        Mirror(store, mirror, SystemClock()).catch_up()
+    assert read_run(target) is None
 
 
 def test_run_without_a_source_has_the_same_bytes_as_before(store: Store) -> None:

@@ -10,10 +10,12 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import FaultyStore, Rates
+from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.doctor.examine import examine_store
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.mirrors.checked_cut import CheckedCuts
 from skerry.runtime.mirrors.mirror import complete_checkpoints
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import fork
@@ -109,6 +111,8 @@ class MirrorCheck:
         self._check_state(by, key, self.engine, cut)
         if self._random.random() < 0.05:
             self._restore(by, key, cut)
+        if self._random.random() < 0.05:
+            self._restore_damaged(by, key, cut)
 
     def _cut(self, by: Process, key: str) -> Cut | None:
         if not complete_checkpoints(self.engine):
@@ -144,6 +148,32 @@ class MirrorCheck:
         if not self._has_changes:  # these have other digests in the new run, by which the checker knows them
             self._check_state(by, key, target, cut)
 
+    def _restore_damaged(self, by: Process, key: str, cut: Cut) -> None:
+        """Restore, or fail over, when an object of the newest checkpoint is damaged: as if that were not there."""
+        copy, without = MemoryStore("memory://mirror"), MemoryStore("memory://mirror")
+        for entry in self.engine.list(""):
+            for store in (copy, without):
+                store.create(entry.key, self.engine.read(entry.key) or b"")
+        damaged = self._random.choice(self.engine.list(f"{keys.CHECKPOINTS}{cut.checkpoint:08d}/")).key
+        body = bytes(copy.read(damaged) or b"")
+        how = self._random.choice(("flipped", "cut off", "missing"))
+        copy.replace(damaged, body[:-1] + bytes([body[-1] ^ 1]) if how == "flipped" else body[:-1])
+        if how == "missing":
+            copy.delete(damaged)
+        without.delete(keys.checkpoint_manifest(cut.checkpoint))
+        self._world.facts["restores of a damaged mirror"] += 1
+        checked, expected = _cut_or_none(CheckedCuts(FakeClock()).find, copy), _cut_or_none(find_cut, without)
+        if _place_of(checked) != _place_of(expected):
+            self._broken(by, key, f"with {damaged} {how} goes on from {_place_of(checked)}, not {_place_of(expected)}")
+        elif checked is not None and not self._has_changes:
+            target = MemoryStore("memory://restored")
+            try:
+                fork(copy, checked, target, "")
+            except Corrupt as error:
+                self._broken(by, key, f"with {damaged} {how} makes no run: {error}")
+            else:
+                self._check_state(by, key, target, checked)
+
     def check_end(self) -> None:
         """The mirror has all, unless a process that was to copy is not started again, or an object was hidden."""
         last = self._world.current.process
@@ -161,3 +191,14 @@ class MirrorCheck:
 
     def _broken(self, by: Process, key: str, what: str) -> None:
         self._checker.broken("mirror", f"after {by.name} wrote {key} the mirror {what}")
+
+
+def _cut_or_none(find: Callable[[MemoryStore], Cut], store: MemoryStore) -> Cut | None:
+    try:
+        return find(store)
+    except (Corrupt, Invalid):
+        return None
+
+
+def _place_of(cut: Cut | None) -> tuple[int, int] | None:
+    return None if cut is None else (cut.round, cut.checkpoint)

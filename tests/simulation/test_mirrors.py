@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.run import run_seed
 from tests.simulation.search import quiet, search
 
+from skerry.runtime.mirrors import checked_cut
 from skerry.runtime.mirrors.mirror import Mirror
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def test_mirror_is_an_older_run_after_every_put() -> None:
     assert total.facts["puts of mirrors"] > 150
     assert total.facts["kills at a put of a mirror"] > 5
     assert total.facts["restores"] > 8
+    assert total.facts["restores of a damaged mirror"] > 8
     assert total.facts["mirrors complete at the end"] > 4
 
 
@@ -26,6 +28,12 @@ def test_search_sees_a_mirror_that_names_what_it_lacks(monkeypatch: pytest.Monke
     monkeypatch.setattr(Mirror, "_copy_parts", lambda *_: True)
     with quiet():
         assert any("mirror" in text for seed in range(3) for text in run_seed(seed, mirrored=True).violations)
+
+
+def test_search_sees_a_restore_that_compares_only_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_cut, "check_fork", lambda *_: ())
+    with quiet():
+        assert any("mirror" in text for seed in range(8) for text in run_seed(seed, mirrored=True).violations)
 
 
 def test_search_sees_a_mirror_without_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

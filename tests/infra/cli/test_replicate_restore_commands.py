@@ -31,6 +31,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Invalid, Moved, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.records import Heartbeat, MirrorState
 from skerry.runtime.log.run_record import FailoverSettings, MirrorSettings
 from skerry.runtime.mirrors.ballots import Ballots, read_verdict
 from skerry.runtime.mirrors.failover_vote import go_on
@@ -280,6 +281,40 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"{ROUNDS} of {ROUNDS} rounds, checkpoint {ROUNDS}" in done.output
     stop_managers()
+
+
+def test_following_goes_on_past_damage_and_ends_with_it(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "east/my-run").as_uri())
+    begin_run(store, "a", rounds=ROUNDS)
+    Island(store, "a", minimum=1).train(ROUNDS)
+    damaged = keys.checkpoint_manifest(ROUNDS)
+    store.replace(damaged, b"{}")
+    done = invoke("replicate", store.uri, "--to", (tmp_path / "west").as_uri(), "--follow")
+    assert done.exit_code == 1, done.output
+    assert f"{ROUNDS} of {ROUNDS} rounds, checkpoint {ROUNDS - 1}" in done.output
+    assert damaged in done.output
+    stop_managers()
+
+
+def test_status_tells_the_damage_that_keeps_a_mirror_behind(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
+    spec = write_spec_of(places, "  - {to: file://west}\n")
+    replicate(places)
+    for island in places.islands:
+        island.stop()
+    store = open_store(places.original)
+    told = {
+        "a": MirrorState(uri=places.mirror, copied=ROUNDS, checkpoint=2, problem="checkpoints/3 is damaged"),
+        "b": MirrorState(uri=places.mirror, copied=ROUNDS - 1, checkpoint=2, problem="away"),
+    }
+    for slot, state in told.items():
+        key = keys.heartbeat(slot)
+        beat = Heartbeat.parse(store.read(key) or b"", key)
+        store.replace(key, beat.model_copy(update={"mirrors": (state,)}).to_bytes())
+    status = invoke("status", spec)
+    assert status.exit_code == 0, status.output
+    assert "not all was copied: checkpoints/3 is damaged" in status.output
+    assert "away" not in status.output
 
 
 def write_spec_of(places: Places, lines: str) -> Path:

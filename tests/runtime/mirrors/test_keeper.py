@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.events import logged_events
 from tests.kit.managers import begin_run, islands_of, stop_managers, train_all
+from tests.kit.stores import HookedStore
 
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat
@@ -69,6 +72,25 @@ def test_training_goes_on_while_a_mirror_is_away(tmp_path: Path) -> None:
     assert find_cut(mirror).round == ROUNDS
     problems = {state.problem for state in states(store) if state.uri == away.uri}
     assert any(problems)
+
+
+def test_damage_is_told_beside_what_was_copied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The heartbeat has both, and the event names the object."""
+    caplog.set_level(logging.INFO, "skerry")
+    damaged = keys.checkpoint_manifest(ROUNDS)
+
+    def rot(verb: str, key: str) -> None:
+        if (verb, key) == ("read", damaged):
+            MemoryStore.replace(store, damaged, b"{}")
+
+    store = HookedStore(rot)
+    settings, mirror = kept(tmp_path / "mirror")
+    train(store, settings)
+    assert find_cut(mirror).round == ROUNDS
+    state = next(state for state in states(store) if state.copied == ROUNDS)
+    assert state.checkpoint == ROUNDS - 1
+    assert damaged in (state.problem or "")
+    assert damaged in str(logged_events(caplog, "mirror_behind")[-1]["error"])
 
 
 def test_mirror_stops_at_its_limit_and_stays_an_older_run(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from tests.kit.stores import HookedStore
 
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Conflict, Corrupt, Invalid
+from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.records import CheckpointManifest, Part, Receipt
 from skerry.runtime.log.run_record import FailoverSettings
 from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints
@@ -31,7 +32,7 @@ from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.mirrors.run_from_copy import fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
@@ -185,7 +186,140 @@ def test_damage_in_the_source_is_not_copied(original: tuple[Named, list[Island]]
     mirror = Named("mirrors/original")
     with pytest.raises(Corrupt, match=part):
         Mirror(damaged, mirror, CLOCK).catch_up()
-    assert complete_checkpoints(mirror) == set()
+    assert complete_checkpoints(mirror) == {ROUNDS - 1}
+    assert find_cut(mirror).round == ROUNDS
+
+
+def rewritten(store: Store, key: str, change: Callable[[bytes], bytes]) -> Named:
+    """A copy of the run in which one object has other bytes."""
+    copied = copy_of(store, [key])
+    copied.create(key, change(bytes(store.read(key) or b"")))
+    return copied
+
+
+def forged(**fields: object) -> Callable[[bytes], bytes]:
+    """A change of a checkpoint's manifest, sealed again."""
+
+    def change(data: bytes) -> bytes:
+        return CheckpointManifest.parse(data, "manifest").model_copy(update=fields).sealed().to_bytes()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-5],
+        lambda _: b"{}",
+        forged(commit="7" * 64),
+        forged(run="7" * 32),
+        forged(round=1),
+        forged(parts=(Part(digest="7" * 32, header_bytes=64, total_bytes=128),)),
+    ],
+)
+@pytest.mark.parametrize("payloads", [True, False])
+def test_damaged_manifest_keeps_nothing_else_from_a_mirror(
+    original: tuple[Named, list[Island]], change: Callable[[bytes], bytes], *, payloads: bool
+) -> None:
+    key = keys.checkpoint_manifest(ROUNDS)
+    source, mirror = rewritten(original[0], key, change), Named("mirrors/original")
+    artifact = "artifacts/a/00000001-0000/metrics.txt"
+    source.create(artifact, b"loss")
+    copier = Mirror(source, mirror, CLOCK, MirrorOptions(payloads=payloads))
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=f"checkpoints/{ROUNDS:08d}"):
+            copier.catch_up()
+        assert (copier.progress.copied, copier.progress.checkpoint) == (ROUNDS, ROUNDS - 1)
+    assert find_cut(mirror).round == (ROUNDS if payloads else ROUNDS - 1)
+    assert mirror.read(artifact) == b"loss"
+
+
+def test_checkpoint_that_receipts_contradict_is_not_copied() -> None:
+    source, mirror = Named("runs/three"), Named("mirrors/three")
+    begin_run(source, "abc", minimum=3)
+    train_all(islands_of(source, "abc", minimum=3, grace_s=60.0), 2)
+    stop_managers()
+    writer = CheckpointManifest.parse(source.read(keys.checkpoint_manifest(2)) or b"", "manifest").writer
+    key = keys.receipt(1, writer)
+    differs = Receipt.parse(source.read(key) or b"", key).model_copy(update={"state": "7" * 32})
+    source.replace(key, differs.to_bytes())
+    with pytest.raises(Corrupt, match=f"a majority contradicts its writer {writer}"):
+        Mirror(source, mirror, CLOCK).catch_up()
+    assert complete_checkpoints(mirror) == {1}
+
+
+def test_damaged_private_state_keeps_no_other_from_a_mirror(original: tuple[Named, list[Island]]) -> None:
+    source, mirror = copy_of(original[0]), Named("mirrors/original")
+    for entry in original[0].list(f"{keys.CHECKPOINTS}{ROUNDS:08d}"):
+        for slot in "ab":
+            key = keys.private_prefix(slot) + entry.key.removeprefix(keys.CHECKPOINTS)
+            source.create(key, original[0].read(entry.key) or b"")
+    key = keys.checkpoint_manifest(ROUNDS, keys.private_prefix("a"))
+    source.replace(key, bytes(source.read(key) or b"")[:-5])
+    with pytest.raises(Corrupt, match=key):
+        Mirror(source, mirror, CLOCK).catch_up()
+    assert complete_checkpoints(mirror) == {ROUNDS}
+    assert keys.checkpoint_manifest(ROUNDS, keys.private_prefix("b")) in {entry.key for entry in mirror.list("")}
+
+
+def test_rounds_before_a_damaged_record_are_copied(original: tuple[Named, list[Island]]) -> None:
+    """Those after it are not: no prefix of them would be a run."""
+    damaged = rewritten(original[0], keys.decision(2, 0), lambda _: b"{}")
+    lost = copy_of(original[0], [keys.commit(2)])
+    for source, error in ((damaged, Corrupt), (lost, Diverged)):
+        mirror = Named("mirrors/original")
+        with pytest.raises(error, match=r"exchanges/00000002|round 2 is not closed, but commits/00000003"):
+            Mirror(source, mirror, CLOCK).catch_up()
+        assert (find_cut(mirror).round, complete_checkpoints(mirror)) == (2, {2})
+
+
+def test_mirror_that_lost_a_commit_gets_it_again(original: tuple[Named, list[Island]]) -> None:
+    mirror = Named("mirrors/original")
+    Mirror(original[0], mirror, CLOCK).catch_up()
+    mirror.delete(keys.commit(1))
+    assert find_cut_or_none(mirror) is None
+    assert Mirror(original[0], mirror, CLOCK).catch_up().copied == ROUNDS
+    assert find_cut(mirror).round == ROUNDS
+
+
+def find_cut_or_none(store: Store) -> int | None:
+    try:
+        return find_cut(store).round
+    except Invalid:
+        return None
+
+
+def test_mirror_whose_last_commit_is_another_one_is_named(original: tuple[Named, list[Island]]) -> None:
+    """It may be damaged there, or the run went back to an older copy of itself: nothing may be added to it."""
+    mirror = Named("mirrors/original")
+    Mirror(original[0], mirror, CLOCK).catch_up()
+    key = keys.commit(ROUNDS - 1)
+    mirror.replace(key, bytes(mirror.read(key) or b"").replace(b'"exchanges"', b'"exchanges" '))
+    before = mirror.created
+    with pytest.raises(Conflict, match=f"^{mirror.uri}/{key} differs from {original[0].uri}/{key}"):
+        Mirror(original[0], mirror, CLOCK).catch_up()
+    assert mirror.created == before
+
+
+def test_rounds_without_a_run_are_no_mirror(original: tuple[Named, list[Island]]) -> None:
+    mirror = Named("mirrors/original")
+    mirror.create(keys.commit(0), b"{}")
+    with pytest.raises(Invalid, match="has rounds of another run, and is no mirror"):
+        Mirror(original[0], mirror, CLOCK)
+    assert mirror.read(keys.ELSEWHERE) is None
+
+
+def test_other_bytes_of_a_payload_in_a_mirror_keep_no_later_round_from_it(
+    original: tuple[Named, list[Island]],
+) -> None:
+    part = next(entry.key for entry in original[0].list(f"{keys.PAYLOADS}{ROUNDS - 1:08d}/"))
+    mirror = Named("mirrors/original")
+    mirror.create(part, b"cut off")
+    with pytest.raises(Conflict, match=part):
+        Mirror(copy_of(original[0], [keys.checkpoint_manifest(ROUNDS)]), mirror, CLOCK).catch_up()
+    assert find_cut(mirror).round == ROUNDS - 1
+    assert Mirror(original[0], mirror, CLOCK).catch_up().checkpoint == ROUNDS
+    assert find_cut(mirror).round == ROUNDS
 
 
 def copied_after_each_round(failover: FailoverSettings | None = None) -> Named:

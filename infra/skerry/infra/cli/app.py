@@ -274,7 +274,7 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
         print_lines(participation_so_far(store, view))
         if spec is not None:
             print_lines(
-                mirrors_so_far(spec, view.closed, {}, lambda uri: open_store(uri, deadline_s=STATUS_DEADLINE_S))
+                mirrors_so_far(spec, store, view.closed, {}, lambda uri: open_store(uri, deadline_s=STATUS_DEADLINE_S))
             )
         if spec is not None and not view.finished and Workspace(spec.work_folder).lock_holder() is None:
             typer.echo("no process on this machine supervises it; `skerry up` continues it")

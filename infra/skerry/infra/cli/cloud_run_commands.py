@@ -168,7 +168,7 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
             regions = {uri: bucket.region for uri, bucket in deployment.mirrors().items()}
             regions[spec.run_uri] = deployment.bucket().region
             if move is None:
-                print_lines(mirrors_so_far(spec, look.run.closed, regions, deployment.open_source))
+                print_lines(mirrors_so_far(spec, store, look.run.closed, regions, deployment.open_source))
         if move is not None:
             is_there = look.run is not None or look.unasked
             more = [] if is_there else [f"{move.uri} has no run yet; {read_clouds.COMPLETE}"]

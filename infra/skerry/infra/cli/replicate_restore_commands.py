@@ -40,7 +40,7 @@ from skerry.infra.run.restore_run import (
 from skerry.infra.run.run_record import load_run
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid, Retryable, SkerryError
+from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid, Retryable, SkerryError
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.budget import Budget
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from skerry.infra.run.restore_run import RestorePlan
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.run_record import Run
+    from skerry.runtime.mirrors.mirror import MirrorProgress
     from skerry.runtime.store import Store
 
 _DEADLINE_S: Final = 20.0
@@ -128,9 +129,11 @@ def replicate(
             clock.pause(_LOOK_S)
             for copy in copies:
                 copy.catch_up(as_json=as_json)
-        if follow and as_json:
-            for copy in copies:
+        for copy in copies:
+            if follow and as_json:
                 copy.show(as_json=True)
+        for copy in copies:
+            copy.check()
 
 
 def restore_run(
@@ -227,18 +230,34 @@ class _Copy:
             limited = next((kept for kept in run.mirrors or () if kept.uri == settings.uri), settings)
             charge = Budget(self._target, limited, run.nonce, _OPERATOR).charge
         self._mirror = Mirror(places.run, self._target, clock, options, by=operator_name(), charge=charge)
-        self._progress = self._mirror.catch_up()
+        self._damage: SkerryError | None = None
+        self._progress = self._copy()
+
+    def _copy(self) -> MirrorProgress:
+        try:
+            progress, self._damage = self._mirror.catch_up(), None
+        except (Corrupt, Conflict, Diverged) as error:  # all else is copied
+            if str(error) != str(self._damage):
+                typer.echo(f"{self._target.uri}: not all can be copied: {error}", err=True)
+            progress, self._damage = self._mirror.progress, error
+        return progress
+
+    def check(self) -> None:
+        """Raises the damage that kept the last pass from copying all."""
+        if self._damage is not None:
+            raise self._damage
 
     @property
     def is_over(self) -> bool:
-        """True if all of the run is in the mirror, and the run is over."""
+        """True if the run is over, and all of it is in the mirror, or damage keeps its last checkpoint from there."""
         rounds, progress = self._mirror.run.rounds, self._progress
-        return rounds is not None and progress.copied >= rounds and progress.checkpoint == progress.copied
+        is_whole = progress.checkpoint == progress.copied or self._damage is not None
+        return rounds is not None and progress.copied >= rounds and is_whole
 
     def catch_up(self, *, as_json: bool) -> None:
         """Make one more pass; a store that does not respond is reported, and tried again."""
         try:
-            progress = self._mirror.catch_up()
+            progress = self._copy()
         except Retryable as error:
             typer.echo(f"{self._target.uri}: behind: {in_short(error)}; trying again", err=True)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
@@ -10,15 +12,17 @@ from skerry.infra.cost.loss_scenarios import Place, after_loss, loss_lines, loss
 from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.spec.store_uri import FILE
 from skerry.infra.spec_and_store_errors import in_short
-from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.errors import Corrupt, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import find_closed
+from skerry.runtime.log.records import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.spec.model import SpecFile
+    from skerry.runtime.log.records import MirrorState
     from skerry.runtime.store import Store
 
 # Each has a contribution and a receipt to read: some ten seconds from a bucket.
@@ -29,12 +33,20 @@ _NEAR: Final = 1000
 
 
 def mirrors_so_far(
-    spec: SpecFile, closed: int, regions: Mapping[str, str], open_at: Callable[[str], Store]
+    spec: SpecFile,
+    run: Store | None,
+    closed: int,
+    regions: Mapping[str, str],
+    open_at: Callable[[str], Store],
 ) -> list[str]:
     """Describe how far behind each mirror of the spec is, with the table of losses as of now; empty without mirrors.
 
-    closed: rounds of the run. regions: of buckets, by URI. open_at: opens a mirror; an unreadable one is reported.
+    run: its store; None if that is gone. closed: its rounds. regions: of buckets, by URI. open_at: opens a mirror; an
+    unreadable one is reported. Raises what the run's store raises.
     """
+    if not spec.mirrors:
+        return []
+    problems = {} if run is None else _problems(run)
     lines: list[str] = []
     places: list[Place] = []
     for uri, line in spec.mirrors.items():
@@ -59,11 +71,25 @@ def mirrors_so_far(
         state = "no checkpoint yet" if checkpoint is None else f"checkpoint {checkpoint}"
         behind = f"{closed - copied} behind" if closed > copied else "not behind"
         lines.append(f"mirror {uri}: {copied} of {closed} rounds, {state}; {behind}")
+        if problem := problems.get(uri):
+            lines.append(f"  not all was copied: {problem}; `skerry doctor` names what is damaged in the run")
         places.append(place)
-    if not spec.mirrors:
-        return []
     home = Place(uri=spec.run_uri, cloud=_cloud_of(spec.run_uri), region=regions.get(spec.run_uri))
     return [*lines, *loss_lines(losses(home, places, spec.peers, spec.spec.faults, closed))]
+
+
+def _problems(run: Store) -> dict[str, str]:
+    """What keeps each mirror behind, by the replica that has copied most to it: others may have tried before."""
+    states: defaultdict[str, list[MirrorState]] = defaultdict(list)
+    for entry in run.list(keys.HEARTBEATS):
+        with suppress(Corrupt):
+            for state in Heartbeat.parse(run.read(entry.key) or b"", entry.key).mirrors or ():
+                states[state.uri].append(state)
+    newest = {
+        uri: max(told, key=lambda state: (state.copied, state.checkpoint or 0, state.problem is None))
+        for uri, told in states.items()
+    }
+    return {uri: state.problem for uri, state in newest.items() if state.problem is not None}
 
 
 def _cloud_of(uri: str) -> str | None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.run_record import MirrorSettings
-    from skerry.runtime.mirrors.mirror import MirrorProgress
     from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
     from skerry.runtime.store import Store
 
@@ -143,12 +142,14 @@ class _KeptMirror:
         try:
             if saving is not None:
                 saving.exception()
-            progress = self._opened().catch_up()
+            self._opened().catch_up()
         except Exception as error:  # noqa: BLE001  a thread's entry: the mirror is behind, and training goes on
             self.is_spent = isinstance(error, SpentError)
+            self._tell_progress()  # beside damage all else is copied
             self._failed(error)
         else:
-            self._copied(progress)
+            self._tell_progress()
+            self._set(is_copying=False, problem=None)
 
     def _opened(self) -> Mirror:
         if self._mirror is None:
@@ -167,9 +168,11 @@ class _KeptMirror:
             )
         return self._mirror
 
-    def _copied(self, progress: MirrorProgress) -> None:
-        before = self.state
-        self._set(copied=progress.copied, checkpoint=progress.checkpoint, is_copying=False, problem=None)
+    def _tell_progress(self) -> None:
+        if self._mirror is None:
+            return
+        before, progress = self.state, self._mirror.progress
+        self._set(copied=progress.copied, checkpoint=progress.checkpoint)
         if (before.copied, before.checkpoint) != (progress.copied, progress.checkpoint):
             fields = {"uri": self.settings.uri, "slot": self._slot, "rounds": progress.copied}
             emit("mirrored", {**fields, "checkpoint": progress.checkpoint, "bytes": progress.bytes - self._bytes})

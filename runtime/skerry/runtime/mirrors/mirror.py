@@ -2,19 +2,23 @@
 
 An object is created after all that it names: payloads, contributions, decisions, the commit, receipts; the parts of a
 checkpoint, then its manifest. Records are compared with the digests that name them, and tensors with their own, so
-damage is never copied. A repeat goes on where the copy ends; several writers at once create the same objects.
+damage is never copied; the rest is, and then the damage is reported. A repeat goes on where the copy ends; several
+writers at once create the same objects.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.runtime.checkpointing.receipt_comparison import read_evidence
 from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
+from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.recent_records_cache import RecentRecords
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
 from skerry.runtime.log.run_record import Elsewhere, Run
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from skerry.runtime.clock import Clock
+    from skerry.runtime.errors import SkerryError
     from skerry.runtime.log.records import Part
     from skerry.runtime.store import Store
 
@@ -35,6 +40,8 @@ KEPT: Final = 2
 _LATE: Final = 4
 # The others of `_copy_folders` hold small records.
 _CHARGED: Final = (keys.CODE, keys.ARTIFACTS)
+# In the run, or in its mirror: what it concerns is left out, and all else is copied.
+_DAMAGE: Final = (Corrupt, Conflict, Diverged)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,57 +101,90 @@ class Mirror:
         self._log = RunLog(source, self.run)
         self._recent = recent or RecentRecords()
         self._charge = charge
-        self._copied = 0
+        self._rounds = self._copied = 0
         self._previous = GENESIS
         self._checkpoints: set[int] = set()
-        # Rounds whose payloads are damaged in the source, until a newer checkpoint makes up for them.
-        self._damaged: dict[int, Corrupt] = {}
+        # Rounds whose payloads are damaged, until a newer checkpoint makes up for them.
+        self._damaged: dict[int, SkerryError] = {}
+        self._problems: list[SkerryError] = []
         # Rounds whose payloads are not all in the mirror: only a newer checkpoint leads past them.
         self._gaps: set[int] = set()
         self._objects = self._bytes = 0
 
-    def catch_up(self) -> MirrorProgress:
-        """Copies what is new. Raises Corrupt for damage in the source, Conflict if the mirror has another object there.
-
-        Damaged payloads are left out, and reported when all else is copied. Raises the errors of both stores, too; the
-        next call goes on.
-        """
-        self._look_at_mirror()
-        rounds = self._log.find_head(self._copied)
-        # After the look at the head, so that all starts are there that its contributions name.
-        self._copy_folders(keys.CODE, keys.SETTINGS, keys.MEMBERS)
-        self._copy_initial()
-        self._copy_all([keys.RUN])
-        receipts = range(max(0, self._copied - _LATE), self._copied)
-        while self._copied < rounds:
-            self._copy_round(self._copied)
-        for number in receipts:
-            self._copy_receipts(number)
-        self._copy_newest_checkpoint()
-        self._copy_folders(keys.OUTCOMES, keys.ARTIFACTS)
-        newest = max(self._checkpoints, default=-1)
-        self._damaged = {number: error for number, error in self._damaged.items() if number >= newest}
-        self._gaps = {number for number in self._gaps if number >= newest}
-        if self._damaged:
-            raise self._damaged[min(self._damaged)]
+    @property
+    def progress(self) -> MirrorProgress:
+        """How far the last `catch_up` has come, even if it has raised an error."""
         return MirrorProgress(
-            rounds=rounds,
+            rounds=self._rounds,
             copied=self._copied,
             checkpoint=max(self._checkpoints, default=None),
             objects=self._objects,
             bytes=self._bytes,
         )
 
+    def catch_up(self) -> MirrorProgress:
+        """Copies what is new. What is damaged in the run, or is another object in the mirror, is left out.
+
+        Then, when all else is copied, raises the first Corrupt, Conflict or Diverged of what was left out. Raises the
+        errors of both stores, too, and Conflict at once if the mirror has another log; the next call goes on.
+        """
+        self._problems = []
+        self._look_at_mirror()
+        self._look_at_run()
+        # After the look at the head, so that all starts are there that its contributions name.
+        self._copy_folders(keys.CODE, keys.SETTINGS, keys.MEMBERS)
+        if self._is_done(self._copy_initial):
+            self._copy_all([keys.RUN])  # which names that model
+        receipts = range(max(0, self._copied - _LATE), self._copied)
+        self._is_done(self._copy_rounds)
+        for number in receipts:
+            self._copy_receipts(number)
+        self._is_done(self._copy_newest_checkpoint)
+        if self.options.private and self._checkpoints:
+            self._copy_private()
+        self._is_done(self._delete_old)
+        self._copy_folders(keys.OUTCOMES, keys.ARTIFACTS)
+        newest = max(self._checkpoints, default=-1)
+        self._damaged = {number: error for number, error in self._damaged.items() if number >= newest}
+        self._gaps = {number for number in self._gaps if number >= newest}
+        for error in (*self._problems, *self._damaged.values()):
+            raise error
+        return self.progress
+
+    def _is_done(self, copy: Callable[[], object]) -> bool:
+        """False if damage ended `copy`, which is reported at the end."""
+        try:
+            copy()
+        except _DAMAGE as error:
+            self._problems.append(error)
+            return False
+        return True
+
     def copy_members(self) -> None:
         """Copies the starts of replicas that are new."""
         self._copy_folders(keys.MEMBERS)
 
     def _look_at_mirror(self) -> None:
-        """Others may have copied more since the last look."""
-        copied = RunLog(self._target, self.run).find_head(self._copied)
+        """Others may have copied more since the last look. Rounds that the mirror has lost are copied again."""
+        copied = find_closed(self._target, self._copied)
         if copied > self._copied:
-            self._copied, self._previous = copied, _digest(self._target, keys.commit(copied - 1))
+            key = keys.commit(copied - 1)
+            previous = self._log.read_previous_digest(copied)
+            if _digest(self._target, key) != previous:
+                raise Conflict(_differs(self._source, self._target, key))
+            self._copied, self._previous = copied, previous
         self._checkpoints = complete_checkpoints(self._target)
+
+    def _look_at_run(self) -> None:
+        try:
+            self._rounds = self._log.find_head(self._copied)
+        except Diverged as error:  # it has lost a record: those before it may not be in the mirror yet
+            self._rounds = find_closed(self._source, self._copied)
+            self._problems.append(error)
+
+    def _copy_rounds(self) -> None:
+        while self._copied < self._rounds:
+            self._copy_round(self._copied)
 
     def _checked_run(self, clock: Clock, by: str) -> Run:
         source, target = self._source, self._target
@@ -161,6 +201,8 @@ class Mirror:
         if mark is None:
             if (other := read_run(target)) is not None:
                 raise Invalid(f"{target.uri} has run {other.name} already, and is no mirror; name an empty prefix")
+            if target.list(keys.COMMITS):
+                raise Invalid(f"{target.uri} has rounds of another run, and is no mirror; name an empty prefix")
             mark = Elsewhere(why="mirror", uri=source.uri, run=run.nonce, round=0, by=by, created=clock.utc_text())
             if not target.create(keys.ELSEWHERE, mark.to_bytes()):
                 mark = read_elsewhere(target) or mark
@@ -179,15 +221,16 @@ class Mirror:
                     self._copy_all(chosen, sent)
 
     def _copy_initial(self) -> None:
-        """Copies the model that the run started from."""
-        here = {entry.key for entry in self._target.list(keys.INITIAL)}
-        for entry in self._source.list(keys.INITIAL):
-            if (initial := self.run.init_from) and entry.key.endswith(keys.MANIFEST) and entry.key not in here:
-                data = self._need(entry.key, initial.manifest)
-                parts = CheckpointManifest.parse(data, entry.key).parts
-                at = [keys.checkpoint_part(initial.round, part.digest, keys.INITIAL) for part in parts]
-                self._copy_parts(list(zip(at, parts, strict=True)), lambda: False)
-                self._put(entry.key, data)
+        """Copies the model that the run started from, without which no replica starts."""
+        if (initial := self.run.init_from) is None:
+            return
+        key = keys.checkpoint_manifest(initial.round, keys.INITIAL)
+        if key not in {entry.key for entry in self._target.list(keys.INITIAL)}:
+            data = self._need(key, initial.manifest)
+            parts = CheckpointManifest.parse(data, key).parts
+            at = [keys.checkpoint_part(initial.round, part.digest, keys.INITIAL) for part in parts]
+            self._copy_parts(list(zip(at, parts, strict=True)), lambda: False)
+            self._put(key, data)
 
     def _copy_round(self, number: int) -> None:
         key = keys.commit(number)
@@ -212,7 +255,7 @@ class Mirror:
             try:
                 if not self._copy_parts(parts, lambda: True):
                     self._gaps.add(number)
-            except Corrupt as error:
+            except (Corrupt, Conflict) as error:
                 self._damaged[number] = error
                 self._gaps.add(number)
         for records in (contributions, decisions):
@@ -230,21 +273,28 @@ class Mirror:
         self._copy_all(missing)
 
     def _copy_newest_checkpoint(self) -> None:
-        listed = [number for number in complete_checkpoints(self._source) if number <= self._copied]
-        newest, last = max(listed, default=None), max(self._checkpoints, default=None)
-        if newest is None:
+        """Copies the newest checkpoint if one is due; an older one if that is damaged."""
+        stored = complete_checkpoints(self._source)
+        listed = sorted((number for number in stored if number <= self._copied), reverse=True)
+        if not listed:
             return
+        newest, last = listed[0], max(self._checkpoints, default=-1)
         closed = self._log.read_last_commit(self._copied)
         is_last = newest == self._copied and self.run.is_over(newest, 0.0 if closed is None else closed.record.work)
         every = self.options.every
-        is_due = last is None or newest // every > last // every or (is_last and newest > last)
-        if is_due or any(number < newest for number in self._gaps):
-            if not self._copy_checkpoint(newest, keys.CHECKPOINTS):
-                return  # deleted meanwhile, because there is a newer one
-            self._checkpoints.add(newest)
-        if self.options.private:
-            self._copy_private()
-        self._delete_old()
+        is_due = newest // every > last // every or (is_last and newest > last)
+        if not is_due and not any(number < newest for number in self._gaps):
+            return
+        for number in listed:
+            if number <= last:
+                return
+            try:
+                # One that is gone was deleted because there is a newer one.
+                if self._copy_checkpoint(number, keys.CHECKPOINTS):
+                    self._checkpoints.add(number)
+                    return
+            except _DAMAGE as error:
+                self._problems.append(error)
 
     def _copy_private(self) -> None:
         """Copies the private states that belong to a checkpoint of the mirror. They may come after it."""
@@ -253,7 +303,8 @@ class Mirror:
             if entry.key.endswith(keys.MANIFEST) and entry.key not in here:
                 number = keys.round_of(entry.key)
                 if number in self._checkpoints:
-                    self._copy_checkpoint(number, entry.key.removesuffix(f"{number:08d}{keys.MANIFEST}"))
+                    folder = entry.key.removesuffix(f"{number:08d}{keys.MANIFEST}")
+                    self._is_done(functools.partial(self._copy_checkpoint, number, folder))
 
     def _copy_checkpoint(self, number: int, folder: str) -> bool:
         """Returns False if it was deleted in the source meanwhile."""
@@ -262,8 +313,11 @@ class Mirror:
         if data is None:
             return False
         manifest = CheckpointManifest.parse(data, key)
-        if (manifest.run, manifest.commit) != (self.run.nonce, self._log.read_previous_digest(number)):
+        named = self.run.nonce, number, self._log.read_previous_digest(number)
+        if (manifest.run, manifest.round, manifest.commit) != named:
             raise Corrupt(f"{self._source.uri}/{key} belongs to another log: run={manifest.run}; see `skerry doctor`")
+        if folder == keys.CHECKPOINTS:
+            read_evidence(self._source, self.run.nonce, manifest)  # no replica loads what it refuses
         parts = [(keys.checkpoint_part(number, part.digest, folder), part) for part in manifest.parts]
         if not self._copy_parts(parts, lambda: read_record_bytes(self._source, key) is None):
             return False
@@ -330,7 +384,9 @@ class Mirror:
         run_parallel(self._target, len(chosen), copy)
 
     def _need(self, key: str, digest: str | None = None) -> bytes:
-        data = self._recent.get(key) or read_record_bytes(self._source, key)
+        data = self._recent.get(key)
+        if data is None or (digest is not None and digest_of(data) != digest):
+            data = read_record_bytes(self._source, key)
         if data is None:
             raise Corrupt(f"{self._source.uri}/{key} is missing, which another record names; see `skerry doctor`")
         if digest is not None and digest_of(data) != digest:
@@ -341,10 +397,7 @@ class Mirror:
         if self._target.create(key, data):
             self._count(len(data))
         elif bytes(self._target.read(key) or b"") != data:
-            raise Conflict(
-                f"{self._target.uri}/{key} differs from {self._source.uri}/{key}; run `skerry doctor --repair "
-                f"{self._target.uri}`, or delete the mirror and make it again"
-            )
+            raise Conflict(_differs(self._source, self._target, key))
 
     def _count(self, size: int) -> None:
         self._objects += 1
@@ -370,3 +423,10 @@ def _digest(store: Store, key: str) -> str:
     if data is None:
         raise Corrupt(f"{store.uri}/{key} disappeared; delete the mirror and make it again")
     return digest_of(data)
+
+
+def _differs(source: Store, target: Store, key: str) -> str:
+    return (
+        f"{target.uri}/{key} differs from {source.uri}/{key}: see `skerry doctor {source.uri} {target.uri}`; mend the "
+        f"mirror with `skerry doctor {target.uri} --repair`, or delete it and make it again"
+    )

@@ -90,7 +90,7 @@ def _checked_checkpoint(store: Store, run: Run, number: int, *, needs_proof: boo
     key = keys.checkpoint_manifest(number)
     manifest = CheckpointManifest.parse(_bytes(store, key), key)
     commit = GENESIS if number == 0 else digest_of(_bytes(store, keys.commit(number - 1)))
-    if (manifest.run, manifest.commit) != (run.nonce, commit):
+    if (manifest.run, manifest.round, manifest.commit) != (run.nonce, number, commit):
         raise Corrupt(f"{key} belongs to another log")
     if missing := _missing(store, [(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts]):
         raise Corrupt(f"{missing} is missing or has another length")

@@ -158,11 +158,11 @@ class _Fork:
         return tuple(new) or None
 
     def _copy_initial(self) -> None:
-        for entry in self._source.list(keys.INITIAL):
-            if (initial := self._cut.run.init_from) and entry.key.endswith(keys.MANIFEST):
-                parts = self._read(CheckpointManifest, entry.key, initial.manifest).parts
-                self._copy([(keys.checkpoint_part(initial.round, part.digest, keys.INITIAL), part) for part in parts])
-                self._copy([(entry.key, None)])
+        if (initial := self._cut.run.init_from) is not None:
+            key = keys.checkpoint_manifest(initial.round, keys.INITIAL)
+            parts = self._read(CheckpointManifest, key, initial.manifest).parts
+            self._copy([(keys.checkpoint_part(initial.round, part.digest, keys.INITIAL), part) for part in parts])
+            self._copy([(key, None)])
 
     def _rewrite_settings(self) -> None:
         previous, number = GENESIS, 1
@@ -225,7 +225,7 @@ class _Fork:
     def _rewrite_manifest(self, number: int, folder: str) -> None:
         key = keys.checkpoint_manifest(number, folder)
         manifest = self._read(CheckpointManifest, key)
-        if (manifest.run, manifest.commit) != (self._cut.run.nonce, self._old[number]):
+        if (manifest.run, manifest.round, manifest.commit) != (self._cut.run.nonce, number, self._old[number]):
             raise Corrupt(f"{self._source.uri}/{key} belongs to another log; {self._mend}")
         self._copy([(keys.checkpoint_part(number, part.digest, folder), part) for part in manifest.parts])
         self._put(key, manifest, run=self._nonce, commit=self._commits[number])
