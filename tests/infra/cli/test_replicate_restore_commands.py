@@ -296,18 +296,18 @@ def test_following_goes_on_past_damage_and_ends_with_it(tmp_path: Path) -> None:
     stop_managers()
 
 
-def test_status_tells_the_damage_that_keeps_a_mirror_behind(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_damage_that_keeps_a_mirror_behind(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
     spec = write_spec_of(places, "  - {to: file://west}\n")
     replicate(places)
     for island in places.islands:
         island.stop()
     store = open_store(places.original)
-    told = {
+    reports = {
         "a": MirrorState(uri=places.mirror, copied=ROUNDS, checkpoint=2, problem="checkpoints/3 is damaged"),
         "b": MirrorState(uri=places.mirror, copied=ROUNDS - 1, checkpoint=2, problem="away"),
     }
-    for slot, state in told.items():
+    for slot, state in reports.items():
         key = keys.heartbeat(slot)
         beat = Heartbeat.parse(store.read(key) or b"", key)
         store.replace(key, beat.model_copy(update={"mirrors": (state,)}).to_bytes())

@@ -289,7 +289,7 @@ def find_cut_or_none(store: Store) -> int | None:
         return None
 
 
-def test_mirror_whose_last_commit_is_another_one_is_named(original: tuple[Named, list[Island]]) -> None:
+def test_mirror_with_another_last_commit_is_named(original: tuple[Named, list[Island]]) -> None:
     """It may be damaged there, or the run went back to an older copy of itself: nothing may be added to it."""
     mirror = Named("mirrors/original")
     Mirror(original[0], mirror, CLOCK).catch_up()

@@ -79,15 +79,15 @@ def mirrors_so_far(
 
 
 def _problems(run: Store) -> dict[str, str]:
-    """What keeps each mirror behind, by the replica that has copied most to it: others may have tried before."""
+    """Reads why mirrors are behind, from the replica that has copied most to each: others may have tried before."""
     states: defaultdict[str, list[MirrorState]] = defaultdict(list)
     for entry in run.list(keys.HEARTBEATS):
         with suppress(Corrupt):
             for state in Heartbeat.parse(run.read(entry.key) or b"", entry.key).mirrors or ():
                 states[state.uri].append(state)
     newest = {
-        uri: max(told, key=lambda state: (state.copied, state.checkpoint or 0, state.problem is None))
-        for uri, told in states.items()
+        uri: max(reports, key=lambda state: (state.copied, state.checkpoint or 0, state.problem is None))
+        for uri, reports in states.items()
     }
     return {uri: state.problem for uri, state in newest.items() if state.problem is not None}
 

@@ -97,7 +97,7 @@ class Mirror:
         """
         self.options = options or MirrorOptions()
         self._source, self._target = source, target
-        self.run = self._checked_run(clock, by)
+        self.run = _checked_run(source, target, clock, by)
         self._log = RunLog(source, self.run)
         self._recent = recent or RecentRecords()
         self._charge = charge
@@ -113,7 +113,7 @@ class Mirror:
 
     @property
     def progress(self) -> MirrorProgress:
-        """How far the last `catch_up` has come, even if it has raised an error."""
+        """The progress of the last `catch_up`, also if it has raised an error."""
         return MirrorProgress(
             rounds=self._rounds,
             copied=self._copied,
@@ -136,7 +136,8 @@ class Mirror:
         if self._is_done(self._copy_initial):
             self._copy_all([keys.RUN])  # which names that model
         receipts = range(max(0, self._copied - _LATE), self._copied)
-        self._is_done(self._copy_rounds)
+        while self._copied < self._rounds and self._is_done(self._copy_round):
+            pass
         for number in receipts:
             self._copy_receipts(number)
         self._is_done(self._copy_newest_checkpoint)
@@ -182,34 +183,6 @@ class Mirror:
             self._rounds = find_closed(self._source, self._copied)
             self._problems.append(error)
 
-    def _copy_rounds(self) -> None:
-        while self._copied < self._rounds:
-            self._copy_round(self._copied)
-
-    def _checked_run(self, clock: Clock, by: str) -> Run:
-        source, target = self._source, self._target
-        run = read_run(source)
-        if run is None:
-            raise Invalid(
-                f"no run at {source.uri}; name the URI of a run's own prefix, as `skerry runs STORE` lists them"
-            )
-        if target.uri.rstrip("/") == source.uri.rstrip("/"):
-            raise Invalid(f"a run is no mirror of itself: {source.uri}; name another store")
-        if (mark := read_elsewhere(source)) is not None and mark.why == "mirror":
-            raise Invalid(f"{source.uri} is a mirror of {mark.uri}; copy that run, or restore it from here first")
-        mark = read_elsewhere(target)
-        if mark is None:
-            if (other := read_run(target)) is not None:
-                raise Invalid(f"{target.uri} has run {other.name} already, and is no mirror; name an empty prefix")
-            if target.list(keys.COMMITS):
-                raise Invalid(f"{target.uri} has rounds of another run, and is no mirror; name an empty prefix")
-            mark = Elsewhere(why="mirror", uri=source.uri, run=run.nonce, round=0, by=by, created=clock.utc_text())
-            if not target.create(keys.ELSEWHERE, mark.to_bytes()):
-                mark = read_elsewhere(target) or mark
-        if mark.why != "mirror" or mark.run != run.nonce:
-            raise Invalid(f"{target.uri} belongs to another run, {mark.uri}; name an empty prefix for each mirror")
-        return run
-
     def _copy_folders(self, *folders: str) -> None:
         for folder in folders:
             here = {entry.key for entry in self._target.list(folder)}
@@ -232,7 +205,8 @@ class Mirror:
             self._copy_parts(list(zip(at, parts, strict=True)), lambda: False)
             self._put(key, data)
 
-    def _copy_round(self, number: int) -> None:
+    def _copy_round(self) -> None:
+        number = self._copied
         key = keys.commit(number)
         data = self._need(key)
         commit = Commit.parse(data, key)
@@ -395,13 +369,32 @@ class Mirror:
 
     def _put(self, key: str, data: bytes | memoryview) -> None:
         if self._target.create(key, data):
-            self._count(len(data))
+            self._objects += 1
+            self._bytes += len(data)
         elif bytes(self._target.read(key) or b"") != data:
             raise Conflict(_differs(self._source, self._target, key))
 
-    def _count(self, size: int) -> None:
-        self._objects += 1
-        self._bytes += size
+
+def _checked_run(source: Store, target: Store, clock: Clock, by: str) -> Run:
+    run = read_run(source)
+    if run is None:
+        raise Invalid(f"no run at {source.uri}; name the URI of a run's own prefix, as `skerry runs STORE` lists them")
+    if target.uri.rstrip("/") == source.uri.rstrip("/"):
+        raise Invalid(f"a run is no mirror of itself: {source.uri}; name another store")
+    if (mark := read_elsewhere(source)) is not None and mark.why == "mirror":
+        raise Invalid(f"{source.uri} is a mirror of {mark.uri}; copy that run, or restore it from here first")
+    mark = read_elsewhere(target)
+    if mark is None:
+        if (other := read_run(target)) is not None:
+            raise Invalid(f"{target.uri} has run {other.name} already, and is no mirror; name an empty prefix")
+        if target.list(keys.COMMITS):
+            raise Invalid(f"{target.uri} has rounds of another run, and is no mirror; name an empty prefix")
+        mark = Elsewhere(why="mirror", uri=source.uri, run=run.nonce, round=0, by=by, created=clock.utc_text())
+        if not target.create(keys.ELSEWHERE, mark.to_bytes()):
+            mark = read_elsewhere(target) or mark
+    if mark.why != "mirror" or mark.run != run.nonce:
+        raise Invalid(f"{target.uri} belongs to another run, {mark.uri}; name an empty prefix for each mirror")
+    return run
 
 
 def complete_checkpoints(store: Store) -> set[int]:
