@@ -6,6 +6,7 @@ All other settings of a run are in run.json in the bucket. Does no I/O.
 from __future__ import annotations
 
 import enum
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ FAILOVER = "SKERRY_FAILOVER"
 """The mirror in which `skerry-replica run` looks if the run goes on elsewhere; unset: only its store says so."""
 GROUP = "SKERRY_GROUP"
 """The group of the spec to which a platform's own numbers (an array index) refer."""
+REVIVE = "SKERRY_REVIVE"
+"""A `Revival` as JSON: the replicas of the group start each other's lost jobs again; unset: they do not."""
 
 # For a replica with its store in another cloud (`skerry.runtime.store.credentials`).
 AWS_ROLE = "SKERRY_AWS_ROLE"
@@ -60,6 +63,16 @@ DATA = "SKERRY_DATA_"
 PLACE = "SKERRY_PLACE"
 """The machine of the replica, as JSON with the fields of `records.Place`; unset: unknown. For people."""
 
+# Tags of jobs, where a service has tags.
+RUN_TAG = "skerry:run"
+"""The URI of the run that owns the resource."""
+GENERATION_TAG = "skerry:generation"
+"""The number of the job of its slot, from 0."""
+REVIVED_TAG = "skerry:revived"
+"""Of a job that another replica has started: the name of the lost job that it follows."""
+CANCELLED_TAG = "skerry:cancelled"
+"""Of a job that the operator has cancelled: no replica starts it again."""
+
 # From the stop notice to the kill, AWS Spot gives 120 s, Vertex and Batch 30 s; 25 s leave time to flush.
 STOP_BUDGET_S = 25.0
 
@@ -76,6 +89,41 @@ class ExitCode(enum.IntEnum):
     slot belongs to a newer, live incarnation."""
     STOPPED = 30
     """Stopped cleanly by the script or by the run's time limit; a restart continues the run."""
+
+
+def may_succeed_again(code: int) -> bool:
+    """True if another start of a replica that ended with this code may succeed."""
+    return code not in {ExitCode.PERMANENT, ExitCode.STOPPED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revival:
+    """The rules by which the replicas of a group start each other's lost jobs again.
+
+    after_s: for how long a heartbeat does not change before the others look at its job. limit, window_s: at most so
+    many restarts of one replica in so many seconds; None counts those of the whole run.
+    """
+
+    after_s: float
+    limit: int
+    window_s: float | None
+
+    def to_text(self) -> str:
+        """As JSON, for `REVIVE`."""
+        return json.dumps({"after_s": self.after_s, "max": self.limit, "window_s": self.window_s})
+
+    @staticmethod
+    def of_text(text: str | None) -> Revival | None:
+        """From the text of `REVIVE`; None if it is unset. Raises Invalid for any other text."""
+        if not text:
+            return None
+        try:
+            document = json.loads(text)
+            window = document["window_s"]
+            after_s, limit = float(document["after_s"]), int(document["max"])
+            return Revival(after_s=after_s, limit=limit, window_s=None if window is None else float(window))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Invalid(f"{REVIVE} is not the JSON of after_s, max and window_s: {text[:80]!r}") from error
 
 
 SLOT_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"

@@ -71,7 +71,11 @@ _DIGITS: Final = re.compile(r"\d+")
 
 def review_of(planned: Planned, estimate: Estimate, spec: SpecFile, *, verbose: bool = False) -> Review:
     """The parts of a plan that its changes do not show."""
-    remarks = [*_remarks(planned, verbose=verbose), *(Text(line) for line in estimate.lines(with_total=False))]
+    remarks = [
+        *_warnings(spec),
+        *_remarks(planned, verbose=verbose),
+        *(Text(line) for line in estimate.lines(with_total=False)),
+    ]
     return Review(
         principals=planned.resolved.principals,
         table=_table(planned.resolved.rates, spec),
@@ -132,6 +136,12 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _warnings(spec: SpecFile) -> Iterator[Text]:
+    for group in spec.spec.replicas:
+        if (warning := group.target.warning) is not None:
+            yield Text(f"warning: {spec.spec.group_name(group.name)}: {warning}", style="yellow")
 
 
 def _remarks(planned: Planned, *, verbose: bool) -> Iterator[Text]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra import targets
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import check_accounts, read_state
+from skerry.infra.deploy.revived_jobs import is_revivable, note_revived, revivable_handler, with_revived
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.planned_changes import CANCELLED
 from skerry.infra.provision.state import Id, StatePhase
@@ -63,6 +64,8 @@ def read_jobs(deployment: Deployment, *, unfinished: bool = True) -> JobList:
         state = read_state(deployment)
     except SkerryError as error:
         unasked[f"the store for the state of {deployment.run}"] = error
+    with contextlib.suppress(SkerryError):  # the place is asked again below, and that error counts
+        state = with_revived(deployment, state)
     newest = _newest(deployment, state)
     jobs: list[tuple[StateRecord, JobView]] = []
     for target in deployment.all_targets:
@@ -137,7 +140,7 @@ def jobs_to_stop(deployment: Deployment, slots: Sequence[str] = ()) -> JobsToSto
 
 
 def stop_jobs(deployment: Deployment, to_stop: JobsToStop) -> Mapping[str, SkerryError]:
-    """Stop these jobs and wait until they have ended; a watching `up` restarts none of them. Returns what failed.
+    """Stop these jobs and wait until they have ended; no `up` or other replica restarts them. Returns what failed.
 
     Raises Conflict, having stopped nothing, if the state changed since they were listed, or is locked by an apply or by
     an `up` that restarts a job. Without a state there is nothing to record: no `up` restarts a job that has no entry.
@@ -146,6 +149,7 @@ def stop_jobs(deployment: Deployment, to_stop: JobsToStop) -> Mapping[str, Skerr
     if to_stop.jobs and state is not None:
         holder = this_process("cancel", deployment.clock)
         with deployment.open_state().hold(holder, state, deployment.run) as hold:
+            note_revived(hold, state)
             for job in to_stop.jobs:
                 key = Id(job.address, job.generation)
                 if (entry := hold.entry(key)) is not None:
@@ -153,13 +157,16 @@ def stop_jobs(deployment: Deployment, to_stop: JobsToStop) -> Mapping[str, Skerr
 
     def stop(job: StateRecord) -> SkerryError | None:
         try:
-            deployment.handlers[job.kind].delete(job)
+            if is_revivable(job):
+                revivable_handler(deployment, job).forbid_revival(job)
+            if job in to_stop.live:
+                deployment.handlers[job.kind].delete(job)
         except SkerryError as error:
             return error
         return None
 
     with ThreadPoolExecutor(_PARALLEL_STOPS) as pool:
-        results = zip(to_stop.live, pool.map(stop, to_stop.live), strict=True)
+        results = zip(to_stop.jobs, pool.map(stop, to_stop.jobs), strict=True)
         return {job.name: error for job, error in results if error is not None}
 
 

@@ -19,6 +19,7 @@ from skerry.infra.deploy.read_clouds import (
     read_state,
     resolve,
 )
+from skerry.infra.deploy.revived_jobs import note_revived, with_revived
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
@@ -114,7 +115,7 @@ def make_plan(
     to_replace: addresses that get a new generation in any case. at_once: calls to a cloud in flight.
     Raises Conflict if the state's resources are in another account.
     """
-    state = read_state(deployment)
+    state = with_revived(deployment, read_state(deployment))
     tagged = _list_tagged_entries(deployment) if state is None else ()
     entries = {entry.id: entry for entry in (tagged if state is None else state.entries)}
     resolved = resolve(deployment) if resolved is None else resolved
@@ -182,6 +183,7 @@ def apply_plan(
             created = _create_bucket(deployment, planned, on_step)
         for entry in planned.tagged:
             hold.note(entry.id, entry)
+        note_revived(hold, planned.state)
         store = deployment.open_store()
         prices = {route.uri: route.price.usd for route in deployment.mirror_routes() if route.price is not None}
         create_or_load_run(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import check_accounts, read_accounts, read_bucket, read_state
+from skerry.infra.deploy.revived_jobs import is_revivable, note_revived, with_revived
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
@@ -96,7 +97,7 @@ class Removed:
 
 def plan_removal(deployment: Deployment) -> Removal:
     """Lists what `destroy` would delete now. Changes nothing. Raises Conflict if resources are in another account."""
-    state, bucket = read_state(deployment), read_bucket(deployment)
+    state, bucket = with_revived(deployment, read_state(deployment)), read_bucket(deployment)
     if state is not None and state.accounts:
         check_accounts(deployment, state, read_accounts(deployment))
     entries = {} if state is None else state.by_id()
@@ -145,6 +146,7 @@ def destroy(
         if removal.state is not None or deployment.spec.state_uri is not None or _is_ours(deployment, removal.bucket):
             holder = this_process("destroy", deployment.clock)
             hold = lock.enter_context(deployment.open_state().hold(holder, removal.state, deployment.run))
+            note_revived(hold, removal.state)
             kept = kept_addresses(deployment, removal)
             changes = tuple(change for change in removal.plan.changes if change.address not in kept)
             deletions = dataclasses.replace(removal.plan, changes=changes)
@@ -153,6 +155,7 @@ def destroy(
             outcome = work.run()
         if outcome.ok:
             strays = _delete_strays(deployment, removal, on_step)
+            strays += _delete_revived(deployment, removal, on_step)
             outcome = dataclasses.replace(outcome, done=(*outcome.done, *strays))
         if outcome.ok and data:
             mirrors = _delete_mirrors(deployment, removal, on_step)
@@ -189,6 +192,20 @@ def _delete_strays(deployment: Deployment, removal: Removal, on_step: Callable[[
                 on_step(Step(change=Change.of(record), progress=Progress.FAILED, error=str(error)))
             break
         left = [record for record, _ in stuck]
+    return done
+
+
+def _delete_revived(deployment: Deployment, removal: Removal, on_step: Callable[[Step], None]) -> list[Change]:
+    """Delete the jobs that replicas have started while theirs were stopped, and those that these have started."""
+    entries = () if removal.state is None else removal.state.entries
+    done: list[Change] = []
+    while any(is_revivable(entry.record) for entry in entries):
+        listed = list_tagged(deployment, entries)
+        late = tuple(record for record in listed if record.life is Life.JOB)
+        deleted = _delete_strays(deployment, dataclasses.replace(removal, strays=late), on_step)
+        done += deleted
+        if not deleted:
+            break
     return done
 
 

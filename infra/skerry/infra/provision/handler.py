@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from skerry.infra.provision.graph import Json, Life, Resource, Value, as_json, generation_name
+from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from datetime import datetime
 
-RUN_TAG: Final = "skerry:run"
-"""The URI of the run that owns the resource."""
+RUN_TAG: Final = contract.RUN_TAG
 ADDRESS_TAG: Final = "skerry:address"
-GENERATION_TAG: Final = "skerry:generation"
+GENERATION_TAG: Final = contract.GENERATION_TAG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +171,18 @@ class JobHandler(Handler, Protocol):
 
     def names(self, like: StateRecord, run: str, /) -> Iterable[NamedJob]:
         """All jobs of the run where `like` is, ended ones too, as long as the cloud lists them."""
+        ...
+
+
+class RevivableJobHandler(JobHandler, Protocol):
+    """The handler of jobs that the replicas of a run may start again themselves."""
+
+    def list_revived(self, run: str, records: Sequence[StateRecord], /) -> Mapping[str, StateRecord]:
+        """The newest job that replicas have started after each of these, by address; only where there is one."""
+        ...
+
+    def forbid_revival(self, record: StateRecord, /) -> None:
+        """Mark a job so that no replica starts it again. A job without a record needs no mark."""
         ...
 
 

@@ -57,6 +57,11 @@ class TargetOptions(Section):
         """The machines of a group with these options, as far as the spec decides them."""
         return Place(cloud=self.CLOUD or "local")
 
+    @property
+    def warning(self) -> str | None:
+        """A text about a risk of these options, for readers of a plan; None for none."""
+        return None
+
     @classmethod
     def written_ranks(cls, document: Document, index: int) -> int | None:
         """The ranks of a replica of this group, as far as the document decides them. index: of the group."""

@@ -27,6 +27,7 @@ _NEVER: Final = frozenset(
         "sts:externalid",
     }
 )
+_REQUEST_TAG: Final = "aws:requesttag/"
 _VARIABLE: Final = re.compile(r"\$\{([^}]+)\}")
 
 _Test: TypeAlias = Callable[[str, str], bool]
@@ -45,6 +46,18 @@ def holds(condition: Mapping[str, Mapping[str, Any]], context: Context) -> bool:
     )
 
 
+def training_job_context(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the condition keys of a request to SageMaker: CreateTrainingJob, AddTags. Several values have commas."""
+    network: Mapping[str, Any] = request.get("VpcConfig", {})
+    return {
+        "sagemaker:instancetypes": str(request.get("ResourceConfig", {}).get("InstanceType", "")),
+        "sagemaker:maxruntimeinseconds": str(request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", "")),
+        "sagemaker:vpcsubnets": ",".join(network.get("Subnets", [])),
+        "sagemaker:vpcsecuritygroupids": ",".join(network.get("SecurityGroupIds", [])),
+        **{f"{_REQUEST_TAG}{tag['Key'].lower()}": str(tag["Value"]) for tag in request.get("Tags", [])},
+    }
+
+
 def resolved(text: str, context: Context) -> str:
     """Return `text` with its policy variables replaced."""
     return _VARIABLE.sub(lambda match: _value(match[1], context) or "", text)
@@ -52,8 +65,11 @@ def resolved(text: str, context: Context) -> str:
 
 def _holds(name: str, key: str, expected: Any, context: Context) -> bool:
     values = [resolved(_text(value), context) for value in as_list(expected)]
-    name = name.rpartition(":")[2]  # ForAnyValue, ForAllValues: no key here has several values
+    quantifier, _, name = name.rpartition(":")
     actual = _value(key, context)
+    if quantifier == "ForAllValues":  # also true without any value; elsewhere no key here has several
+        parts = [] if actual is None else actual.split(",")
+        return all(any(_TESTS[name](value, part) for value in values) for part in parts)
     if name == "Null":
         return (actual is None) is (values[0].lower() == "true")
     is_optional = name.endswith("IfExists")
@@ -71,7 +87,7 @@ def _value(key: str, context: Context) -> str | None:
     key = key.lower()
     if key in context:
         return context[key] or None
-    if key in _NEVER:
+    if key in _NEVER or key.startswith(_REQUEST_TAG):
         return None
     raise NotImplementedError(f"condition key not supported by the sandbox: {key}")
 

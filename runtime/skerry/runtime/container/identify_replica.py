@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from skerry.runtime import contract
-from skerry.runtime.contract import Contract, check_slot
+from skerry.runtime.contract import Contract, Revival, check_slot
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Place
 
@@ -69,7 +69,7 @@ class ReplicaSettings:
     code: digest of the packed code; None runs the code in the image. ranks: processes of this replica; None is one per
     GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning. secrets:
     their references, by the names of their variables. place: the machine, as its launcher describes it.
-    failover: the URI of the mirror that knows if the run goes on elsewhere.
+    failover: the URI of the mirror that knows if the run goes on elsewhere. revival: of the jobs of the group.
     """
 
     run_uri: str
@@ -84,6 +84,7 @@ class ReplicaSettings:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str])
     place: Place | None = None
     failover: str | None = None
+    revival: Revival | None = None
 
 
 def detect_job(environment: Mapping[str, str], ml: Path = ML) -> Job:
@@ -136,6 +137,7 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
         },
         place=Place.of_text(variables.get(contract.PLACE)),
         failover=variables.get(contract.FAILOVER),
+        revival=Revival.of_text(variables.get(contract.REVIVE)),
     )
 
 

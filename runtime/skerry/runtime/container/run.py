@@ -5,7 +5,8 @@
 3. fetch the code by its digest, and unpack it into a fresh folder; fetch the job's secrets
 4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets
 5. where the run has `failover`, go on in another store once this one is lost (`failover_watch`)
-6. write the outcome record and SageMaker's failure file; return the exit code
+6. where the group has `revive: peers`, start its lost jobs again beside the script (`peer_watch`)
+7. write the outcome record and SageMaker's failure file; return the exit code
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from skerry.runtime.container.outcome import (
     time_limit,
     write_failure_file,
 )
+from skerry.runtime.container.peer_watch import PeerWatch, watch_peers
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 from skerry.runtime.container.secrets import fetch_secrets
@@ -73,7 +75,8 @@ _MAX_LOGGED_WORD: Final = 120
 class _Prepared:
     """Everything needed to start the command. until: the run's limit, by clock.now(). secrets: by variable.
 
-    watch: of the run's store, where the run has failover.
+    watch: of the run's store, where the run has failover. peers: of the group, where its replicas revive each other.
+    early_end: this job must not run its command.
     """
 
     contract: Contract
@@ -82,6 +85,8 @@ class _Prepared:
     until: float | None
     secrets: Mapping[str, str] = field(repr=False)
     watch: StoreWatch | None
+    peers: PeerWatch | None
+    early_end: ExitDecision | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +206,8 @@ class _Attempt:
             recorder = prepared.recorder
             if isinstance(prepared, _NotPrepared):
                 return _failed(prepared.error, recorder)
-            if prepared.until is not None and prepared.until <= clock.now():
-                return _Ended(decision=OUT_OF_TIME, recorder=recorder)
+            if prepared.early_end is not None:
+                return _Ended(decision=prepared.early_end, recorder=recorder)
             if (watch := prepared.watch) is not None:
                 uri = tree.prepare(watch.await_store)
                 if uri != settings.run_uri:
@@ -212,13 +217,14 @@ class _Attempt:
             command_environment = _command_environment(self._environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
             tree.forget_interrupt()
-            if watch is not None:
-                watch.start(tree.interrupt)
-            try:
-                result = tree.run(command.words, command_environment, prepared.folder, prepared.until)
-            finally:
+            with contextlib.ExitStack() as watches:
                 if watch is not None:
-                    watch.stop()
+                    watch.start(tree.interrupt)
+                    watches.callback(watch.stop)
+                if prepared.peers is not None:
+                    prepared.peers.start()
+                    watches.callback(prepared.peers.stop)
+                result = tree.run(command.words, command_environment, prepared.folder, prepared.until)
         except OutOfTimeError:
             return _Ended(decision=OUT_OF_TIME, recorder=recorder)
         except (NotStarted, SkerryError) as error:
@@ -288,7 +294,20 @@ def _prepare(
     except SkerryError as error:
         return _NotPrepared(recorder=recorder, error=error)
     watch = None if run.failover is None else StoreWatch(run, run.failover, settings.run_uri, recorder, clock, until)
-    return _Prepared(contract=contract, recorder=recorder, folder=folder, until=until, secrets=secrets, watch=watch)
+    peers, superfluous = watch_peers(settings, job, contract.slot, environment, RunLog(store, run), clock)
+    early_end = OUT_OF_TIME if until is not None and until <= clock.now() else None
+    if superfluous is not None:
+        early_end = ExitDecision(code=ExitCode.STOPPED, reason=superfluous, stopped=True)
+    return _Prepared(
+        contract=contract,
+        recorder=recorder,
+        folder=folder,
+        until=until,
+        secrets=secrets,
+        watch=watch,
+        peers=peers,
+        early_end=early_end,
+    )
 
 
 def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:

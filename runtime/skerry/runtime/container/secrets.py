@@ -14,10 +14,10 @@ import http.client
 import json
 import re
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlsplit
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.credentials.aws_signature import aws_endpoint, keys_of_job, signed_headers
+from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
+from skerry.runtime.store.credentials.aws_signature import keys_of_job
 from skerry.runtime.store.credentials.google_metadata import MetadataToken
 from skerry.runtime.store.credentials.http import send_request
 
@@ -31,9 +31,10 @@ _METADATA_HOST: Final = "metadata.google.internal"
 _GOOGLE_ENDPOINT: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
 # A secret has up to 64 KiB, in base64 and JSON a third more.
 _MAX_BYTES: Final = 256 << 10
-# Error codes of AWS that mean "try again"; their status is 400.
-_BUSY: Final = ("Throttl", "TooManyRequests", "RequestLimitExceeded", "InternalServiceError", "InternalServerError")
-_DENIED: Final = ("AccessDenied", "UnrecognizedClient", "ExpiredToken", "InvalidSignature", "IncompleteSignature")
+_ADVICE: Final[Mapping[type[SkerryError], str]] = {
+    Unauthorized: "; let this job's role read it",
+    Invalid: "; compare the reference with the secret",
+}
 # Other texts of a service may quote the request.
 _CODE: Final = re.compile(r"[A-Za-z_]{1,64}")
 
@@ -59,11 +60,8 @@ class _Secret:
         """The error for a response that is not OK. named: the service's error code, as far as it is one."""
         code = named if isinstance(named, str) and _CODE.fullmatch(named) else ""
         facts = f"status={status} code={code or 'none'}"
-        if any(busy in code for busy in _BUSY):
-            return self.error(Retryable, facts)
-        if status in {http.client.FORBIDDEN, http.client.UNAUTHORIZED} or any(denied in code for denied in _DENIED):
-            return self.error(Unauthorized, f"{facts}; let this job's role read it")
-        return self.error(Invalid, f"{facts}; compare the reference with the secret")
+        kind = kind_of_refusal(status, code)
+        return self.error(kind, facts + _ADVICE.get(kind, ""))
 
     def text_of(self, value: bytes) -> str:
         """The text that becomes the variable: the value, or the text at `key` of its JSON object."""
@@ -128,22 +126,19 @@ def _ask_aws(
         raise secret.error(
             Unauthorized, "this job has no AWS role; run it on AWS, or refer to a secret of its own cloud"
         )
-    url, body = aws_endpoint(environment, service, region), json.dumps(request).encode()
-    headers = signed_headers(
+    response = call_aws(
         keys,
+        environment,
         service=service,
         region=region,
-        host=urlsplit(url).netloc,
-        headers={"content-type": "application/x-amz-json-1.1", "x-amz-target": action},
-        body=body,
+        action=action,
+        request=request,
         now=dt.datetime.fromisoformat(clock.utc_text()),
+        max_bytes=_MAX_BYTES,
     )
-    bundle = environment.get("AWS_CA_BUNDLE")
-    response = send_request("POST", url, headers, body, ca_bundle=bundle, max_bytes=_MAX_BYTES)
     document = _document(response)
     if response.status != http.client.OK:
-        # "com.amazonaws.secretsmanager#AccessDeniedException"
-        raise secret.refusal(response.status, str(_at(document, "__type") or "").rpartition("#")[2])
+        raise secret.refusal(response.status, error_code(document))
     return document
 
 

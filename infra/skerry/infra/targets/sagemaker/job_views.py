@@ -19,12 +19,11 @@ from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
     joined,
-    may_succeed_again,
     slot_of,
     stream_lines,
     unknown_job,
 )
-from skerry.runtime.contract import ExitCode
+from skerry.runtime.contract import ExitCode, may_succeed_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,16 +13,19 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_job, owner_of, tags_in
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
+from skerry.infra.provision.graph import generation_name
 from skerry.infra.provision.handler import ADDRESS_TAG, Condition, NamedJob
 from skerry.infra.provision.target_and_store_interfaces import stem_of
 from skerry.infra.targets.sagemaker import parse_observed_settings, quotas, requests
 from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.infra.targets.shared.resolve_refs import ready
+from skerry.runtime import contract
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
@@ -121,6 +124,28 @@ class Jobs:
         for row in self._listed(like.region, stem_of(run)):
             over = row["TrainingJobStatus"] not in parse_observed_settings.LIVE
             yield NamedJob(str(row["TrainingJobName"]), over=over)
+
+    def list_revived(self, run: str, records: Sequence[StateRecord]) -> Mapping[str, StateRecord]:
+        """See RevivableJobHandler.list_revived. One listing for each region, and the tags of each later job."""
+        revived: dict[str, StateRecord] = {}
+        for region in {record.region for record in records}:
+            rows = {str(row["TrainingJobName"]): row for row in self._listed(region, stem_of(run))}
+            for record in (record for record in records if record.region == region):
+                for number, name in sorted(
+                    _later(rows, record).items(), key=lambda item: rows[item[1]]["CreationTime"]
+                ):
+                    if contract.REVIVED_TAG in self._tags(region, rows[name]):
+                        outputs = {"name": name, "arn": str(rows[name]["TrainingJobArn"])}
+                        revived[record.address] = replace(record, name=name, generation=number, outputs=outputs)
+        return revived
+
+    def forbid_revival(self, state_record: StateRecord) -> None:
+        """See RevivableJobHandler.forbid_revival. By a tag, which replicas read, and the next job when it starts."""
+        row = described(self._aws, state_record.region, state_record.outputs.get("name") or state_record.name)
+        if row is not None:
+            tags = [{"Key": contract.CANCELLED_TAG, "Value": "true"}]
+            arn = str(row["TrainingJobArn"])
+            self._aws.call("sagemaker", state_record.region, "add_tags", ResourceArn=arn, Tags=tags)
 
     def _read(self, desired: Desired) -> Observed | None:
         region = desired.resource.region
@@ -258,6 +283,19 @@ class Jobs:
             return tags_in(self._aws.pages("sagemaker", region, "list_tags", "Tags", ResourceArn=arn))
         except Absent:
             return {}
+
+
+def _later(rows: Mapping[str, Mapping[str, Any]], record: StateRecord) -> dict[int, str]:
+    """Return the names of the jobs that may follow the recorded one, by generation.
+
+    rows: by name. Records of failed jobs remain after a destroy, so only those created after the recorded job count.
+    """
+    if (own := rows.get(record.name)) is None:
+        return {}
+    first = record.name.removesuffix(generation_name("", record.generation))
+    numbers = {name: name.removeprefix(f"{first}-g") for name in rows}
+    later = {int(number): name for name, number in numbers.items() if number.isdecimal()}
+    return {number: name for number, name in later.items() if rows[name]["CreationTime"] > own["CreationTime"]}
 
 
 def described(aws: Aws, region: str, name: str) -> Mapping[str, Any] | None:

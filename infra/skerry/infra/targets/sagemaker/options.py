@@ -95,6 +95,13 @@ class SageMakerTarget(TargetOptions):
     with the run, if its store is in S3."""
     role: Annotated[Literal["replica", "group"], Field(examples=["replica"])] = "group"
     """group: one role for all replicas. replica: each has its own and may write only its own keys."""
+    revive: Annotated[Literal["peers"], Field(examples=["peers"])] | None = None
+    """peers: the replicas of the group start each other's lost jobs again, with no machine that watches. Each may then
+    start jobs with the role of the group; null leaves it to `skerry up` and `skerry apply`."""
+    revive_after: Annotated[Duration, between(timedelta(seconds=1), timedelta(hours=1)), Field(examples=["3m"])] = (
+        timedelta(minutes=3)
+    )
+    """With revive, for how long a heartbeat must be missing before another replica asks SageMaker about its job."""
     byo: Annotated[SageMakerByo, BeforeValidator(or_default)] = SageMakerByo()
     """Your own resources, which are used and never changed."""
 
@@ -108,6 +115,16 @@ class SageMakerTarget(TargetOptions):
         """See TargetOptions.place. Without the option, the number of GPUs is that of the machine, which is not here."""
         gpus = self.gpus or 0
         return Place(cloud=self.CLOUD, region=self.region, machine=self.instance, accelerators=gpus, spot=self.spot)
+
+    @property
+    def warning(self) -> str | None:
+        """See TargetOptions.warning."""
+        if self.revive is None:
+            return None
+        return (
+            "revive: peers lets each replica start training jobs with the role of its group; a compromised one can use "
+            "this to spend money (docs/threat-model.md)"
+        )
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
@@ -123,6 +140,7 @@ class SageMakerTarget(TargetOptions):
             yield from _time_problems(document, target)
             yield from _network_problems(document, target)
             yield from _output_problems(document, target)
+            yield from _revive_problems(document, index)
             yield from _env_problems(document, index)
         if len(json.dumps(document.entries(("code", "command")))) > _LONGEST_COMMAND:
             text = (
@@ -137,6 +155,24 @@ def _network_problems(document: Document, target: Where) -> Iterator[Problem]:
         given, missing = ("subnets", "security_groups") if security_groups is None else ("security_groups", "subnets")
         text = f"needs {missing} as well: a machine has both, or is in SageMaker's own network; add {missing}"
         yield document.problem((*target, "byo", given), text, key=True)
+
+
+def _revive_problems(document: Document, index: int) -> Iterator[Problem]:
+    target: Where = ("replicas", index, "target")
+    if document.value((*target, "revive")) is None:
+        return
+    count, role = document.integer(("replicas", index, "count")), document.value((*target, "role"))
+    if count == 1:
+        text = "needs other replicas in its group, which look after each other; write count: 2 or more, or remove it"
+        yield document.problem((*target, "revive"), text, key=True)
+    if role == "replica":
+        text = (
+            "lets replicas start jobs with each other's roles, so a role for each protects nothing; write role: group"
+        )
+        yield document.problem((*target, "revive"), text, key=True)
+    if document.value((*target, "byo", "role")) is not None:
+        text = "needs a role that skerry creates, because its rights name the jobs of the run; remove byo.role"
+        yield document.problem((*target, "revive"), text, key=True)
 
 
 def _env_problems(document: Document, index: int) -> Iterator[Problem]:

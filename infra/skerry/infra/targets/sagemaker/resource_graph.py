@@ -20,12 +20,15 @@ from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.quotas import DEFAULT
 from skerry.infra.targets.sagemaker.resource_types import Job
+from skerry.infra.targets.sagemaker.revive_policy import revival_of, revive_policy
 from skerry.infra.targets.shared.aws_replica_roles import (
+    GROUP_SUFFIX,
     STORE_ADDRESS,
     ReplicaRole,
     RoleOptions,
     is_in_s3,
     replica_roles,
+    role_name,
 )
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
@@ -152,6 +155,8 @@ class _Group:
         )
         # The user's own role has its permissions already.
         policies = {} if self._byo.role is not None else {"job": tuple(self._job_policy())}
+        if self._target.revive is not None:
+            policies["revive"] = tuple(self._revive_policy(options))
         group_roles = replica_roles(self._context, self._account, self._group, options, self._google_store, policies)
         yield from group_roles.resources
         for number, (replica, role) in enumerate(group_roles.by_replica()):
@@ -189,6 +194,17 @@ class _Group:
             known = key if key.startswith("arn:") else f"arn:{partition}:kms:{region}:{account}:key/{key}"
             yield Statement(sid="UseKey", actions=("kms:CreateGrant", "kms:DescribeKey"), resources=(known,))
 
+    def _revive_policy(self, options: RoleOptions) -> Iterator[Statement]:
+        role = role_name(self._context, self._account, options.part, GROUP_SUFFIX)
+        return revive_policy(
+            self._target,
+            self._account,
+            self._context.run_uri,
+            jobs=self._name,
+            role=self._context.spec.aws.role_path + role,
+            runtime_s=runtime_s(self._context.hours, self._target),
+        )
+
     def _job(self, replica: ReplicaSlot, role: ReplicaRole, name: str, google_variables: Mapping[str, Text]) -> Job:
         job = job_of(self._context, self._group, replica, self._variables(google_variables), role.role.ref("arn"))
         volume = self._target.volume
@@ -206,6 +222,8 @@ class _Group:
             **context.bucket_regions(Bucket.KIND),
             **google_variables,
         }
+        if self._target.revive is not None:
+            variables[contract.REVIVE] = revival_of(self._target, context.spec.faults.restarts).to_text()
         if is_in_s3(context):
             region = Ref(address=STORE_ADDRESS, output="region")
             # The bucket's region, not the machine's, because clients sign requests for it.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 STORE_ADDRESS: Final = f"{Bucket.KIND}.{STORE}"
 """The address of a store in S3."""
+GROUP_SUFFIX: Final = "all"
+"""The suffix of the role of a whole group; that of a single replica is a number."""
 _S3: Final = "s3://"
 _GS: Final = "gs://"
 
@@ -105,8 +107,9 @@ def name_of(text: str) -> str:
 def replicas_by_suffix(context: RunContext, group: Replicas, *, one_role: bool) -> dict[str, Sequence[ReplicaSlot]]:
     """Return the replicas of each role, by the suffix of its name."""
     replicas = context.slots_of(group)
-    # The suffix of a single replica is a number, so `all` is free.
-    return {"all": replicas} if one_role else {str(number): (replica,) for number, replica in enumerate(replicas)}
+    return (
+        {GROUP_SUFFIX: replicas} if one_role else {str(number): (replica,) for number, replica in enumerate(replicas)}
+    )
 
 
 def role_name(context: RunContext, account: Account, part: str, suffix: str) -> str:

@@ -50,11 +50,6 @@ def exit_text(code: int | None, meanings: Mapping[int, str]) -> str:
     return "" if code is None else f"exit code {code}: {meanings.get(code, 'not a code of the runtime; see its logs')}"
 
 
-def may_succeed_again(code: int) -> bool:
-    """Return whether another start of a replica that ended with this code may succeed."""
-    return code not in {ExitCode.PERMANENT, ExitCode.STOPPED}
-
-
 def stream_lines(
     slot: str,
     streams: Iterable[str],

@@ -23,12 +23,11 @@ from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
     joined,
-    may_succeed_again,
     slot_of,
     unknown_job,
 )
 from skerry.runtime import contract
-from skerry.runtime.contract import ExitCode
+from skerry.runtime.contract import ExitCode, may_succeed_again
 from skerry.runtime.errors import Invalid, Retryable
 
 if TYPE_CHECKING:

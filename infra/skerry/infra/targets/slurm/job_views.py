@@ -15,14 +15,13 @@ from skerry.infra.targets.shared.job_view_helpers import (
     AGAIN,
     EXIT_CODES,
     exit_text,
-    may_succeed_again,
     slot_of,
     unknown_job,
 )
 from skerry.infra.targets.slurm import requests, responses
 from skerry.infra.targets.slurm.jobs import described
 from skerry.infra.targets.slurm.responses import CANCELLED
-from skerry.runtime.contract import ExitCode
+from skerry.runtime.contract import ExitCode, may_succeed_again
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
     joined,
-    may_succeed_again,
     slot_of,
     unknown_job,
 )
 from skerry.infra.targets.vertex import parse_observed_settings
 from skerry.infra.targets.vertex.jobs import described, listed, place_of
 from skerry.infra.targets.vertex.replica_sizing import quota_of
-from skerry.runtime.contract import ExitCode
+from skerry.runtime.contract import ExitCode, may_succeed_again
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 There a Deny with a Condition denies every request: the usual TLS-only bucket policy blocks all callers. An Allow with a
 Condition allows every request, so a ListBucket limited to a prefix is unlimited. A Deny for one role denies all roles.
 This shim evaluates conditions on the request's headers and query, so that `Null: s3:if-none-match` denies exactly the
-unconditional put. Requests count as TLS 1.3, as in production. moto has resources only for S3; elsewhere an Allow is
-evaluated by its actions.
+unconditional put, and on requests for jobs of SageMaker. Requests count as TLS 1.3, as in production. moto has
+resources only for S3; elsewhere an Allow is evaluated by its actions.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
@@ -20,7 +20,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 
 from skerry.testing.aws.callers import caller
-from skerry.testing.aws.conditions import Context, as_list, glob, holds, resolved
+from skerry.testing.aws.conditions import Context, as_list, glob, holds, resolved, training_job_context
 
 if TYPE_CHECKING:
     from skerry.testing.aws.shims.patching import Patches
@@ -88,6 +88,7 @@ def _context() -> Context:
     """Return the condition keys of the current request."""
     headers = request.headers
     arn = caller(headers.get("Authorization", "")).arn
+    is_training = headers.get("X-Amz-Target", "").startswith("SageMaker.")
     is_part = "partNumber" in request.args or ("uploads" in request.args and request.method == "POST")
     return {
         "aws:securetransport": "true",
@@ -103,6 +104,7 @@ def _context() -> Context:
         "aws:sourceip": request.remote_addr or "",
         "aws:useragent": headers.get("User-Agent", ""),
         "s3:objectcreationoperation": "" if request.method not in {"PUT", "POST"} else str(not is_part).lower(),
+        **(training_job_context(request.get_json(force=True)) if is_training else {}),
         **{key: request.args.get(name, "") for key, name in _FROM_QUERY.items()},
         **{f"s3:{name}": headers.get(name, "") for name in _FROM_HEADERS},
     }

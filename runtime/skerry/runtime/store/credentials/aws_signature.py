@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The suffix of a variable is the service's name in the SDKs.
 _VARIABLES: Final = {"secretsmanager": "SECRETS_MANAGER"}
+# The first part of the host, where it is not the service's name.
+_HOSTS: Final = {"sagemaker": "api.sagemaker"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,7 +63,7 @@ def aws_endpoint(environment: Mapping[str, str], service: str, region: str) -> s
     if configured:
         return f"{configured.rstrip('/')}/"
     suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return f"https://{service}.{region}.{suffix}/"
+    return f"https://{_HOSTS.get(service, service)}.{region}.{suffix}/"
 
 
 def signed_headers(

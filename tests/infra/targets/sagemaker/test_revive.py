@@ -1,0 +1,308 @@
+"""Replicas of a group start each other's lost jobs, and the operator's commands take these for their own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from tests.infra.deploy.account import skerry
+from tests.infra.kit import of_kind
+from tests.infra.targets.sagemaker.kit import context_of, graph_of
+from tests.support.clocks import FakeClock
+
+from skerry.infra.clouds.aws.iam import Role
+from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import removal as removing
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
+from skerry.infra.deploy.read_clouds import read_state
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.handler import Condition, StateRecord
+from skerry.infra.targets.sagemaker import job_views
+from skerry.runtime.container.peer_jobs import Start, decide
+from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs, may_help
+from skerry.runtime.contract import Revival
+from skerry.runtime.errors import Conflict
+from skerry.testing.aws.conditions import glob, holds, training_job_context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.infra.targets.runs import SageMakerRun
+
+    from skerry.runtime.container.peer_jobs import PeerJob
+    from skerry.testing.calls import Call
+
+pytestmark = pytest.mark.usefixtures("quick")
+OPTIONS: Final = "revive: peers"
+ARN: Final = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
+
+
+class Group:
+    """A run of two jobs, a-0 and a-1, and the view that a-0 has of them."""
+
+    def __init__(self, run: SageMakerRun, options: str = OPTIONS) -> None:
+        self.run, self.operator, self.training = run, run.operator(options=options), run.sandbox.training
+        assert self.operator.apply().ok
+        self.first = run.jobs(self.operator)
+
+    def peers(self, job: str | None = None) -> SageMakerPeerJobs:
+        return SageMakerPeerJobs(ARN + (job or self.first["a-0"]), "a", self.run.environment, FakeClock())
+
+    def newest(self, slot: str = "a-1") -> PeerJob:
+        return max((job for job in self.peers().list() if job.slot == slot), key=lambda job: job.created_s)
+
+    def lose(self) -> Start:
+        """End the newest job of a-1, and decide about it as a-0 does."""
+        self.training.finish(self.newest().key, 10)
+        peers, revival = self.peers(), Revival(after_s=1.0, limit=9, window_s=None)
+        decision = decide([job for job in peers.list() if job.slot == "a-1"], peers.read_loss, 0.0, revival)
+        assert isinstance(decision, Start)
+        return decision
+
+    def revive(self) -> str:
+        return self.peers().start_next(self.lose())
+
+
+@pytest.fixture
+def group(sagemaker_run: SageMakerRun) -> Group:
+    return Group(sagemaker_run)
+
+
+def described(group: Group, name: str) -> dict[str, Any]:
+    """Return what the job was created with."""
+    client = group.run.sandbox.client("sagemaker")
+    row = client.describe_training_job(TrainingJobName=name)
+    tags = client.list_tags(ResourceArn=row["TrainingJobArn"])["Tags"]
+    states = ("Status", "Time", "Reason", "Transitions", "Artifacts", "Metadata", "Arn", "TrainingJobName")
+    fixed = {key: value for key, value in row.items() if not key.endswith(states) or key == "RoleArn"}
+    return {**fixed, "tags": {tag["Key"]: tag["Value"] for tag in tags}}
+
+
+def test_revived_job_is_the_lost_one_with_the_next_number(group: Group) -> None:
+    lost = group.first["a-1"]
+    name = group.revive()
+    assert name == f"{lost}-g1"
+    before, after = described(group, lost), described(group, name)
+    assert after.pop("tags") == {**before.pop("tags"), "skerry:generation": "1", "skerry:revived": lost}
+    assert after == before
+    assert {"RoleArn", "StoppingCondition", "Environment"} <= after.keys()
+
+
+def test_operator_sees_a_revived_job_as_the_job_of_its_slot(group: Group) -> None:
+    group.revive()
+    name = group.revive()
+    assert name.endswith("-g2")
+    assert group.run.jobs(group.operator) == {**group.first, "a-1": name}
+    assert group.operator.plan().plan.empty
+    group.run.creations()
+    assert group.operator.apply().ok
+    assert group.run.creations() == 0
+    assert [view.condition for _, view in working.list_jobs(group.operator.deployment())] == [Condition.READY] * 2
+
+
+def test_later_apply_records_and_replaces_a_revived_job(group: Group) -> None:
+    name = group.revive()
+    operator = group.operator
+    assert operator.apply("limits.max_hours=12").ok
+    state = read_state(operator.deployment())
+    assert state is not None
+    jobs = {entry.record.name for entry in state.entries if entry.record.kind == "sagemaker_job"}
+    assert jobs == {f"{group.first['a-0']}-g1", f"{group.first['a-1']}-g2"}
+    assert name not in group.run.sandbox.inventory()["training job"]
+
+
+def test_destroy_leaves_nothing_of_a_revived_job(group: Group) -> None:
+    group.revive()
+    assert group.operator.destroy().ok
+    assert group.run.live() == 0
+    assert set(group.run.sandbox.inventory()) <= {"training job"}
+
+
+def test_records_of_a_destroyed_run_take_no_place(group: Group) -> None:
+    group.revive()
+    group.training.finish(group.newest().key, 10)
+    assert group.operator.destroy().ok
+    # The record of the second job remains, because it failed, and that of the first one is deleted by hand.
+    group.run.sandbox.client("sagemaker").delete_training_job(TrainingJobName=group.first["a-1"])
+    assert group.operator.apply().ok
+    assert group.run.jobs(group.operator) == group.first
+    assert group.operator.plan().plan.empty
+    assert group.revive() == f"{group.first['a-1']}-g2"
+    assert group.run.jobs(group.operator)["a-1"].endswith("-g2")
+
+
+def test_destroy_ends_a_job_that_is_revived_meanwhile(group: Group) -> None:
+    lost = group.lose()
+    deployment = group.operator.deployment()
+    removal = removing.plan_removal(deployment)
+    group.peers().start_next(lost)
+    assert group.run.live() == 2
+    removed = removing.destroy(deployment, removal, data=True, on_step=lambda _: None, on_begin=lambda _: None)
+    assert removed.ok, removed.left
+    assert group.run.live() == 0
+
+
+def test_cancelled_job_is_not_revived(group: Group) -> None:
+    group.lose()
+    deployment = group.operator.deployment()
+    assert working.stop_jobs(deployment, working.jobs_to_stop(deployment, ["a-1"])) == {}
+    assert group.peers().read_loss(group.newest()).is_cancelled
+    # The other one ran, and its record is deleted with its end.
+    assert working.stop_jobs(deployment, working.jobs_to_stop(deployment, ["a-0"])) == {}
+    assert [job.slot for job in group.peers().list()] == ["a-1"]
+
+
+def test_job_revived_during_its_cancel_does_not_run(group: Group) -> None:
+    lost = group.lose()
+    deployment = group.operator.deployment()
+    to_stop = working.jobs_to_stop(deployment, ["a-1"])
+    name = group.peers().start_next(lost)
+    assert group.peers(name).superfluous() is None
+    assert working.stop_jobs(deployment, to_stop) == {}
+    assert group.peers(name).superfluous() == f"{lost.job.key}, which this job follows, was cancelled"
+    # What the operator starts has no such origin.
+    group.training.finish(name, 30)
+    assert group.operator.apply().ok
+    assert group.peers(group.run.jobs(group.operator)["a-1"]).superfluous() is None
+
+
+def test_second_replica_and_operator_start_no_second_job(group: Group) -> None:
+    lost = group.lose()
+    group.peers().start_next(lost)
+    with pytest.raises(Conflict, match="already exists"):
+        group.peers().start_next(lost)
+    planned = make_plan(group.operator.deployment())
+    assert planned.plan.empty
+    assert group.run.live() == 2
+
+
+def test_apply_that_planned_before_a_revival_adopts_the_job(group: Group) -> None:
+    lost = group.lose()
+    deployment = group.operator.deployment()
+    planned = make_plan(deployment)
+    name = group.peers().start_next(lost)
+    group.run.creations()
+    assert apply_plan(deployment, planned, lambda _: None, lambda _: None).ok
+    assert group.run.jobs(group.operator)["a-1"] == name
+    assert group.run.live() == 2
+
+
+def allowed(role: Role, call: Call) -> bool:
+    """Evaluate a call, with the rights that it needs in addition to its own, by the policy of the group's role."""
+    job = ARN + str(call.params.get("TrainingJobName", ""))
+    needed = [(call.name, "*" if call.operation == "ListTrainingJobs" else call.params.get("ResourceArn", job))]
+    if call.operation == "CreateTrainingJob":
+        needed += [("sagemaker:AddTags", job), ("iam:PassRole", call.params["RoleArn"])]
+    context = {**training_job_context(call.params), "iam:passedtoservice": "sagemaker.amazonaws.com"}
+    return all(
+        any(
+            action in statement.actions
+            and any(glob(str(pattern), on) for pattern in statement.resources)
+            and holds(json.loads(json.dumps(statement.conditions)), context)
+            for statement in role.policies["revive"]
+        )
+        for action, on in needed
+    )
+
+
+def role_of(run: SageMakerRun, options: str) -> Role:
+    context = replace(context_of(run.folder, options, name="a"), run_uri="s3://acme-skerry/runs/tiny", hours=24.0)
+    (role,) = of_kind(graph_of(context), Role)
+    return role
+
+
+def test_rights_of_the_role_are_those_of_a_revival(sagemaker_run: SageMakerRun) -> None:
+    role = role_of(sagemaker_run, OPTIONS)
+    group = Group(sagemaker_run)
+    group.run.sandbox.calls.clear()
+    lost = group.lose()
+    name = group.peers().start_next(lost)
+    group.peers(name).superfluous()
+    calls = [call for call in group.run.sandbox.calls if call.service == "sagemaker"]
+    assert [call for call in calls if not allowed(role, call)] == []
+    names = {action for statement in role.policies["revive"] for action in statement.actions}
+    assert names == {call.name for call in calls} | {"sagemaker:AddTags", "iam:PassRole"}
+    (create,) = [call for call in calls if call.operation == "CreateTrainingJob"]
+    in_network = replace(create, params={**create.params, "VpcConfig": VPC})
+    assert allowed(role_of(sagemaker_run, f"{OPTIONS}, {NETWORK}"), in_network)
+    assert not allowed(role_of(sagemaker_run, f"{OPTIONS}, {NETWORK}"), create)
+    for changed in others(create.params):
+        assert not allowed(role, replace(create, params=changed)), changed
+
+
+VPC: Final = {"Subnets": ["subnet-0a", "subnet-0b"], "SecurityGroupIds": ["sg-0a"]}
+NETWORK: Final = "byo: {subnets: [subnet-0a, subnet-0b], security_groups: [sg-0a]}"
+
+
+def others(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield requests of a compromised replica: each differs in what its role bounds."""
+    yield {**request, "TrainingJobName": "theirs-0-abcdef-g1"}
+    yield {**request, "ResourceConfig": {**request["ResourceConfig"], "InstanceType": "ml.p5.48xlarge"}}
+    yield {**request, "ResourceConfig": {}}
+    yield {**request, "StoppingCondition": {"MaxRuntimeInSeconds": 24 * 3600 + 1}}
+    yield {**request, "RoleArn": "arn:aws:iam::123456789012:role/Administrator"}
+    yield {**request, "RoleArn": request["RoleArn"].replace("-a-all", "-b-all")}
+    yield {**request, "Tags": []}
+
+
+def test_network_of_a_revival_is_that_of_the_group(sagemaker_run: SageMakerRun) -> None:
+    role = role_of(sagemaker_run, f"{OPTIONS}, {NETWORK}")
+    (create,) = [statement for statement in role.policies["revive"] if statement.sid == "ReviveJobs"]
+    assert create.conditions["Null"] == dict.fromkeys(create.conditions["ForAllValues:StringEquals"], ("false",))
+    assert create.conditions["ForAllValues:StringEquals"]["sagemaker:VpcSubnets"] == tuple(VPC["Subnets"])
+
+
+def test_role_has_these_rights_only_with_the_option(sagemaker_run: SageMakerRun) -> None:
+    assert "revive" not in role_of(sagemaker_run, "").policies
+    review = skerry_plan(sagemaker_run, OPTIONS)
+    assert "warning: a: revive: peers lets each replica start training jobs" in review
+    assert "warning: a:" not in skerry_plan(sagemaker_run, "spot: false")
+
+
+def skerry_plan(run: SageMakerRun, options: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in run.environment.items():
+            patch.setenv(name, text)
+        return skerry("plan", str(run.write_spec(options=options))).output
+
+
+REASONS: Final = (
+    "AlgorithmError: skerry: exit code 10: the store was away, exit code: 10",
+    "AlgorithmError: , exit code: 137",
+    "AlgorithmError: Please look at the stderr for more information., exit code: 20",
+    "AlgorithmError: skerry: exit code 30: stopped, exit code: 30",
+    "CapacityError: Unable to provision requested ML compute capacity",
+    "InternalServerError: We encountered an internal error. Please try again.",
+    "ClientError: Cannot pull image",
+    "",
+)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_replicas_and_status_judge_a_failure_alike(reason: str) -> None:
+    row = {
+        "TrainingJobName": "j",
+        "TrainingJobArn": ARN + "j",
+        "TrainingJobStatus": "Failed",
+        "FailureReason": reason,
+        "AlgorithmSpecification": {},
+        "RoleArn": "r",
+        "ResourceConfig": {},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 1},
+        "OutputDataConfig": {"S3OutputPath": "s3://b"},
+    }
+    record = StateRecord(
+        address="sagemaker_job.a-0",
+        kind="sagemaker_job",
+        name="j",
+        generation=0,
+        region="us-east-1",
+        life=Life.JOB,
+        brought=False,
+        settings={},
+        outputs={},
+        needs=(),
+    )
+    assert may_help(reason) == job_views.view(record, row).again
