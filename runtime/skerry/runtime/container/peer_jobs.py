@@ -70,7 +70,7 @@ class PeerJobs(Protocol):
         ...
 
     def read_loss(self, job: PeerJob) -> JobLoss:
-        """How a failed job ended."""
+        """Read how a failed job ended."""
         ...
 
     def start_next(self, start: Start) -> str:
