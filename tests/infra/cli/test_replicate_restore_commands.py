@@ -474,7 +474,7 @@ class Voting:
             ballots = Ballots(mirror, run, slot, SystemClock(), find_cut)
             verdict = ballots.read()
             if verdict is None:
-                ballots.vote()
+                ballots.vote(0)
                 verdict = ballots.move()
         assert verdict is not None
         return verdict

@@ -14,7 +14,7 @@ from skerry.runtime.container import failover_watch, outcome
 from skerry.runtime.container.failover_watch import OutOfTimeError, StoreWatch, find_run
 from skerry.runtime.container.outcome import ExitDecision, OutcomeRecorder
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, Moved, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog
@@ -248,7 +248,7 @@ def test_run_goes_on_once_its_new_store_answers_and_the_old_is_marked(places: Pl
 def test_no_verdict_is_created_from_damage_or_onto_another_run(places: Places) -> None:
     """It is final: a run that cannot be made after it is stuck, while a store that comes back ends a ballot."""
     for slot in ("r-1", "r-2"):
-        Ballots(places.mirror, places.run, slot, places.clock, find_cut).vote()
+        Ballots(places.mirror, places.run, slot, places.clock, find_cut).vote(0)
     watch = places.watch()
     places.errors[HOME] = Retryable("away")
     wait_long(places, watch, 10)  # nothing in the mirror
@@ -437,6 +437,20 @@ def test_start_is_in_the_mirror_before_it_trains(tmp_path: Path, places: Places)
     join_run(places.home, "r-0", WATCHED, places.clock)
     key = keys.member("r-0", 0)
     assert (tmp_path / "mirror/test" / key).read_bytes() == bytes(places.home.read(key) or b"")
+
+
+def test_start_makes_an_older_vote_of_its_slot_void_before_it_trains(tmp_path: Path, places: Places) -> None:
+    """An older process of the slot may have voted between the look of this one's watch and its claim."""
+    run = run_with_mirror(places, (tmp_path / "mirror/test").as_uri())
+    mirror = open_store((tmp_path / "mirror/test").as_uri())
+    ballots = Ballots(mirror, run, "r-0", places.clock, find_cut)
+    ballots.vote(0)
+    join_run(places.home, "r-0", WATCHED, places.clock)
+    assert Verdict.parse(mirror.read(keys.verdict(0)) or b"", "verdict").uri is None
+    ballots.read()
+    assert ballots.order(FORK, places.cut(COMMIT)) is not None
+    with pytest.raises(Moved, match=f"goes on at {FORK}, from round {ROUND}"):
+        join_run(places.home, "r-0", WATCHED, places.clock)
 
 
 @pytest.mark.parametrize("error", [Invalid("no such bucket"), Unauthorized("refused")])

@@ -335,7 +335,7 @@ def copied_after_each_round(failover: FailoverSettings | None = None) -> Named:
             copier = Mirror(store, mirror, CLOCK, MirrorOptions(every=2))
             copier.run = copier.run.model_copy(update={"failover": failover})
             if failover is not None:
-                Ballots(mirror, copier.run, "a", CLOCK, find_cut).vote()
+                Ballots(mirror, copier.run, "a", CLOCK, find_cut).vote(0)
         copier.catch_up()
     island.manager.shutdown()
     assert copier is not None

@@ -69,7 +69,7 @@ class StoreWatch:
         self._cuts, self._goes_on = CheckedCuts(clock), failover.uri
         ballots = Ballots(self._mirror, run, recorder.slot, clock, self._find_cut)
         self._failover = Failover(ballots, failover.after_s, clock)
-        self._has_claimed = False
+        self._claim: int | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_interrupted = False
@@ -83,8 +83,9 @@ class StoreWatch:
         def look() -> None:
             while not self._stopped.is_set():
                 # Known before the store is away: the mirror may have a newer start of this slot by then.
-                self._has_claimed = self._has_claimed or self._look_for_claim(None)
-                following = self._failover.step(answers=self._answers(), is_training=True, owns_slot=False)
+                if self._claim is None:
+                    self._claim = self._look_for_claim(None)
+                following = self._failover.step(answers=self._answers(), is_training=True, claim=None)
                 if following != "train" and not self._stopped.is_set():
                     self._is_interrupted = True
                     interrupt()
@@ -116,8 +117,8 @@ class StoreWatch:
             if self._until is not None and self._clock.now() >= self._until:
                 raise OutOfTimeError
             # The mirror has the starts of a slot, too: each is there before it trains.
-            owns_slot = self._look_for_claim(self._mirror)
-            following = self._failover.step(answers=self._answers(), is_training=False, owns_slot=owns_slot)
+            claim = self._look_for_claim(self._mirror)
+            following = self._failover.step(answers=self._answers(), is_training=False, claim=claim)
             if following == "train":
                 self._is_interrupted = False
                 return self._uri
@@ -163,11 +164,11 @@ class StoreWatch:
             else:
                 return verdict is not None and verdict.uri is not None
 
-    def _look_for_claim(self, copy: Store | None) -> bool:
+    def _look_for_claim(self, copy: Store | None) -> int | None:
         try:
-            return self._recorder.owns_slot(copy)
+            return self._recorder.claimed if self._recorder.owns_slot(copy) else None
         except (SkerryError, OSError):
-            return False
+            return None
 
     def _log(self, line: str) -> None:
         if line != self._logged:

@@ -126,13 +126,19 @@ class FailoverSettings(Record):
     after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Vote(Record):
-    """A slot does not reach the run's store, and adds nothing to it until the ballot has a verdict."""
+class Vote(Extended):
+    """A slot does not reach the run's store, and adds nothing to it until the ballot has a verdict.
+
+    incarnation: the newest start of the slot that the voter knows. The vote does not count beside a newer one; None,
+    and absent, counts always.
+    """
 
     run: Nonce
     ballot: Count
     slot: Name
     created: str
+    incarnation: Count | None = None
+    ADDED = ("incarnation",)
 
 
 class Verdict(Record):

@@ -3,7 +3,11 @@
 A vote is a promise to add nothing to the run's store until the ballot has a verdict. The verdict is created once:
 either the run goes on elsewhere, which needs the votes of a majority of its slots, or it stays, which any slot that
 reaches the store again may create. Then all votes of the ballot are void, and the next ballot begins. So the run leaves
-its store at most once, and only when too few slots are left there to close a round. Needs no torch.
+its store at most once, and only when too few slots are left there to close a round.
+
+Two processes may have one slot. A start is in the mirror before it looks for a vote of its slot, and trains only after
+that; a vote is in the mirror before starts are looked for, and counts only if there is no newer one. Whichever is
+later sees the other. Needs no torch.
 """
 
 from __future__ import annotations
@@ -42,12 +46,29 @@ class Ballots:
         return verdict
 
     def has_voted(self) -> bool:
-        """True if this slot, in this or in an earlier process, has voted in the newest ballot. After `read`."""
+        """True if this slot, in this or in another process, has voted in the newest ballot. After `read`."""
         return read_record_bytes(self._mirror, keys.vote(self._number, self._slot)) is not None
 
-    def vote(self) -> None:
-        """Promise to add nothing to the run's store until the verdict: no process of this slot may be training."""
-        vote = Vote(run=self._run.nonce, ballot=self._number, slot=self._slot, created=self._clock.utc_text())
+    def withdraw(self) -> Verdict | None:
+        """Make the votes of the ballot void if this slot has voted: it reaches the store, and is about to train.
+
+        Returns the verdict by which the run goes on elsewhere, if there is one; then it must not train.
+        """
+        verdict = self.read()
+        return self.stay() if verdict is None and self.has_voted() else verdict
+
+    def vote(self, incarnation: int) -> None:
+        """Promise to add nothing to the run's store until the verdict: this process of the slot is not training.
+
+        incarnation: the newest start of the slot that this process knows, which is its own.
+        """
+        vote = Vote(
+            run=self._run.nonce,
+            ballot=self._number,
+            slot=self._slot,
+            created=self._clock.utc_text(),
+            incarnation=incarnation,
+        )
         self._mirror.create(keys.vote(self._number, self._slot), vote.to_bytes())
 
     def move(self) -> Verdict | None:
@@ -59,8 +80,21 @@ class Ballots:
         votes = tuple(slot for slot in self._run.slots if keys.vote(self._number, slot) in stored)
         if len(votes) < majority(len(self._run.slots)):
             return None
+        votes = tuple(slot for slot in votes if self._counts(slot))
+        if len(votes) < majority(len(self._run.slots)):
+            return None
         cut = self._find(self._mirror)
         return self._end(self._uri, cut.round, cut.commit, votes)
+
+    def _counts(self, slot: str) -> bool:
+        """False if a newer start than that of the vote is in the mirror: it may train, because it saw no vote."""
+        key = keys.vote(self._number, slot)
+        data = read_record_bytes(self._mirror, key)
+        if data is None:
+            return False
+        incarnation = Vote.parse(data, key).incarnation
+        starts = self._mirror.list(keys.members_prefix(slot))
+        return incarnation is None or not starts or keys.incarnation_of(starts[-1].key) <= incarnation
 
     def stay(self) -> Verdict | None:
         """Make all votes of the ballot void; the verdict by which the run goes on elsewhere, if that was first."""

@@ -41,16 +41,17 @@ class Failover:
         self.problem: SkerryError | OSError | None = None
         """Why the mirror cannot be asked; None if it can."""
 
-    def step(self, *, answers: bool, is_training: bool, owns_slot: bool) -> Next:
+    def step(self, *, answers: bool, is_training: bool, claim: int | None) -> Next:
         """Returns the next step of this replica.
 
-        answers: the run's store has just been read. is_training: the script runs. owns_slot: this start has claimed
-        its slot in the store, so that no other process of the slot contributes there; without that it must not vote.
+        answers: the run's store has just been read. is_training: the script runs. claim: the newest start of its slot
+        in the store, if that is this one, so that no other process of the slot contributes there; without it, it must
+        not vote.
         """
         if answers:
             self._answered_at = self._clock.now()
         try:
-            following = self._step(answers=answers, is_training=is_training, owns_slot=owns_slot)
+            following = self._step(answers=answers, is_training=is_training, claim=claim)
         except (SkerryError, OSError) as error:
             self.problem = error
             # A script that runs has no vote to keep; one that does not run may have.
@@ -58,18 +59,18 @@ class Failover:
         self.problem = None
         return following
 
-    def _step(self, *, answers: bool, is_training: bool, owns_slot: bool) -> Next:
-        verdict = self._ballots.read()
+    def _step(self, *, answers: bool, is_training: bool, claim: int | None) -> Next:
+        verdict = self._ballots.withdraw() if answers else self._ballots.read()
         if verdict is not None:
             return verdict
         if answers:
-            return (self._ballots.stay() if self._ballots.has_voted() else None) or "train"
+            return "train"
         if self._clock.now() - self._answered_at < self._after_s:
             return "train" if is_training else "wait"
         if is_training:
             return "end"
-        if owns_slot:
-            self._ballots.vote()
+        if claim is not None:
+            self._ballots.vote(claim)
         return self._ballots.move() or "wait"
 
 

@@ -13,12 +13,14 @@ from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Ret
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.contract import check_slot
 from skerry.runtime.daemon_executors import BackgroundThreads
-from skerry.runtime.errors import Corrupt, Invalid, Retryable, Unauthorized
+from skerry.runtime.errors import Corrupt, Invalid, Moved, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run, read_run
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.log.run_record import Run, codec_for
+from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.mirror import Mirror
+from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
 from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress, WorkMonitor
@@ -232,15 +234,16 @@ def join_run(
 def _claim(log: RunLog, slot: str, terms: SessionOptions, heartbeat_s: float, clock: Clock) -> Presence:
     presence = Presence(log, clock, slot, heartbeat_s, terms.place, terms.software)
     if log.run.failover is not None:
-        _copy_claim(log.store, log.run.failover.mirror, slot, clock)
+        _copy_claim(log.store, log.run, log.run.failover.mirror, slot, clock)
     return presence
 
 
-def _copy_claim(home: Store, mirror_uri: str, slot: str, clock: Clock) -> None:
-    """Copy this start to the mirror before it trains: an older process of the slot that sees it there does not vote.
+def _copy_claim(home: Store, run: Run, mirror_uri: str, slot: str, clock: Clock) -> None:
+    """Copy this start to the mirror before it trains: no vote of an older process of the slot counts beside it.
 
-    Raises Retryable if the mirror's bucket was deleted, or refuses this replica: the run is healthy, and the mirror may
-    come back. Raises Invalid if it has another run.
+    Then make a vote of before void. Raises Moved if the run has left this store, and Retryable if the mirror's bucket
+    was deleted, or refuses this replica: the run is healthy, and the mirror may come back. Raises Invalid if it has
+    another run.
     """
     mirror = open_store(mirror_uri, clock=clock, deadline_s=_MIRROR_S)
     try:
@@ -248,6 +251,9 @@ def _copy_claim(home: Store, mirror_uri: str, slot: str, clock: Clock) -> None:
     except (Invalid, Unauthorized) as error:
         raise Retryable(f"the mirror {mirror.uri}, by which the run may leave its store: {error}") from error
     Mirror(home, mirror, clock, by=slot).copy_members()
+    verdict = Ballots(mirror, run, slot, clock, find_cut).withdraw()
+    if verdict is not None:
+        raise Moved(f"run {run.name} goes on at {verdict.uri}, from round {verdict.round} on; use that URI")
 
 
 def _check_terms(run: Run, slot: str, terms: SessionOptions) -> None:
