@@ -158,7 +158,8 @@ def prepare(*arguments):
         raise Retryable("away again")
     recorder = Recorder(len(attempts))
     return module._Prepared(
-        contract=Contract(), recorder=recorder, folder=Path.cwd(), until=None, secrets={}, watch=Watch()
+        contract=Contract(), recorder=recorder, folder=Path.cwd(), until=None, secrets={}, watch=Watch(),
+        peers=None, early_end=None,
     )
 
 module._prepare = prepare
