@@ -63,13 +63,15 @@ DATA = "SKERRY_DATA_"
 PLACE = "SKERRY_PLACE"
 """The machine of the replica, as JSON with the fields of `records.Place`; unset: unknown. For people."""
 
-# Tags of jobs, where a service has tags.
+# Tags and labels of jobs.
 RUN_TAG = "skerry:run"
 """The URI of the run that owns the resource."""
 GENERATION_TAG = "skerry:generation"
 """The number of the job of its slot, from 0."""
 REVIVED_TAG = "skerry:revived"
 """Of a job that another replica has started: the name of the lost job that it follows."""
+REVIVED_LABEL = "skerry-revived"
+"""The same as a label: the number of that job."""
 CANCELLED_TAG = "skerry:cancelled"
 """Of a job that the operator has cancelled: no replica starts it again."""
 

@@ -95,6 +95,7 @@ class VertexJobHost:
             **defaults.variables,
             "STORAGE_EMULATOR_HOST": defaults.endpoint,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER": f"{defaults.endpoint}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{defaults.endpoint}/",
             "GCE_METADATA_HOST": self._metadata,
             "GCE_METADATA_IP": self._metadata,
             **{variable["name"]: str(variable.get("value", "")) for variable in container.get("env") or ()},

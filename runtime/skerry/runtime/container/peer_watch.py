@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.runtime.clock import Backoff
 from skerry.runtime.container.peer_jobs import Leave, decide, slots_to_look_at
 from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs
+from skerry.runtime.container.vertex_peer_jobs import VertexPeerJobs
 from skerry.runtime.errors import Conflict, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.setting_changes import RunSettings
@@ -164,10 +165,8 @@ def watch_peers(
     if settings.revival is None:
         return None, None
     try:
-        if job.platform != "sagemaker" or settings.group is None:
-            raise Invalid(f"it is for jobs of SageMaker that `skerry apply` has created, and this is {job}")
-        jobs = SageMakerPeerJobs(job.facts.get("TRAINING_JOB_ARN", ""), settings.group, environment, clock)
-        watch = PeerWatch(jobs, settings.revival, slot, settings.group, log, clock)
+        jobs = _open_peer_jobs(settings, job, environment, clock)
+        watch = PeerWatch(jobs, settings.revival, slot, slot.rpartition("-")[0], log, clock)
     except SkerryError as error:
         _log_line(f"warning: revive: peers has no effect: {error}")
         return None, None
@@ -176,6 +175,19 @@ def watch_peers(
     except (SkerryError, OSError, LookupError) as error:
         _log_line(f"warning: whether this job was cancelled is not known: {error}")
         return watch, None
+
+
+def _open_peer_jobs(settings: ReplicaSettings, job: Job, environment: Mapping[str, str], clock: Clock) -> PeerJobs:
+    """The jobs of this job's group. Raises Invalid if it is none of SageMaker or Vertex AI by `skerry apply`."""
+    region = None if settings.place is None else settings.place.region
+    match job.platform:
+        case "sagemaker" if settings.group is not None:
+            return SageMakerPeerJobs(job.facts.get("TRAINING_JOB_ARN", ""), settings.group, environment, clock)
+        case "vertex" if region is not None and {"CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB_ID"} <= job.facts.keys():
+            place = f"projects/{job.facts['CLOUD_ML_PROJECT_ID']}/locations/{region}"
+            return VertexPeerJobs(place, job.facts["CLOUD_ML_JOB_ID"], environment)
+        case _:
+            raise Invalid(f"it is for jobs of SageMaker and Vertex AI by `skerry apply`, and this is {job}")
 
 
 def _log_line(line: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
 from skerry.runtime.store.credentials.aws_signature import keys_of_job
-from skerry.runtime.store.credentials.google_metadata import MetadataToken
+from skerry.runtime.store.credentials.google_metadata import metadata_token_of_job
 from skerry.runtime.store.credentials.http import send_request
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store.credentials.http import HttpResponse
 
-_METADATA_HOST: Final = "metadata.google.internal"
 _GOOGLE_ENDPOINT: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
 # A secret has up to 64 KiB, in base64 and JSON a third more.
 _MAX_BYTES: Final = 256 << 10
@@ -145,7 +144,7 @@ def _ask_aws(
 def _from_google(secret: _Secret, environment: Mapping[str, str], clock: Clock) -> bytes:
     del clock
     try:
-        token = MetadataToken(environment.get("GCE_METADATA_HOST") or _METADATA_HOST)()["token"]
+        token = metadata_token_of_job(environment)
     except OSError as error:  # its text contains no secret
         raise secret.error(Retryable, str(error)) from None
     endpoint = environment.get(_GOOGLE_ENDPOINT) or "https://secretmanager.googleapis.com/"

@@ -20,6 +20,7 @@ from skerry.infra.targets.vertex.target import Vertex
 if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.target_and_store_interfaces import RunContext
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/vertex.yaml"
@@ -59,3 +60,25 @@ def graph_of(context: RunContext) -> Graph:
 class Scene(kit.Scene):
     def __init__(self, google: Google, run: RunContext) -> None:
         super().__init__(run, GoogleHome(google), Vertex(google, Aws(google.clock, {})))
+
+
+def bind(sandbox: GoogleSandbox, path: str, role: str, member: str) -> None:
+    """Add a binding to the policy of a project or of an account, as an administrator does."""
+    status, policy = sandbox.call("POST", f"{path}:getIamPolicy", {})
+    assert status == 200, policy
+    policy.setdefault("bindings", []).append({"role": role, "members": [member]})
+    status, answer = sandbox.call("POST", f"{path}:setIamPolicy", {"policy": policy})
+    assert status == 200, answer
+
+
+def trainer(sandbox: GoogleSandbox, *, may_start: bool = True) -> str:
+    """Create an account that may start jobs as itself, as the manual says. may_start: False leaves that out."""
+    path = f"/v1/projects/{sandbox.project}"
+    status, account = sandbox.call("POST", f"{path}/serviceAccounts", {"accountId": "trainer-account"})
+    assert status == 200, account
+    email = str(account["email"])
+    bind(sandbox, path, "roles/aiplatform.user", f"serviceAccount:{email}")
+    if may_start:
+        own = f"{path}/serviceAccounts/{email}"
+        bind(sandbox, own, "roles/iam.serviceAccountUser", f"serviceAccount:{email}")
+    return email

@@ -16,6 +16,7 @@ from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
 from skerry.infra.targets.shared.check_bucket_name import s3_problem
 from skerry.infra.targets.shared.image_pull_check import image_problems
+from skerry.infra.targets.shared.revive_option import revive_problems, warning_text
 from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
@@ -119,12 +120,7 @@ class SageMakerTarget(TargetOptions):
     @property
     def warning(self) -> str | None:
         """See TargetOptions.warning."""
-        if self.revive is None:
-            return None
-        return (
-            "revive: peers lets each replica start training jobs with the role of its group; a compromised one can use "
-            "this to spend money (docs/threat-model.md)"
-        )
+        return None if self.revive is None else warning_text("training jobs", "role")
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
@@ -140,6 +136,7 @@ class SageMakerTarget(TargetOptions):
             yield from _time_problems(document, target)
             yield from _network_problems(document, target)
             yield from _output_problems(document, target)
+            yield from revive_problems(document, index)
             yield from _revive_problems(document, index)
             yield from _env_problems(document, index)
         if len(json.dumps(document.entries(("code", "command")))) > _LONGEST_COMMAND:
@@ -161,11 +158,7 @@ def _revive_problems(document: Document, index: int) -> Iterator[Problem]:
     target: Where = ("replicas", index, "target")
     if document.value((*target, "revive")) is None:
         return
-    count, role = document.integer(("replicas", index, "count")), document.value((*target, "role"))
-    if count == 1:
-        text = "needs other replicas in its group, which look after each other; write count: 2 or more, or remove it"
-        yield document.problem((*target, "revive"), text, key=True)
-    if role == "replica":
+    if document.value((*target, "role")) == "replica":
         text = (
             "lets replicas start jobs with each other's roles, so a role for each protects nothing; write role: group"
         )

@@ -20,7 +20,7 @@ from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.sagemaker.options import SageMakerTarget
 from skerry.infra.targets.sagemaker.quotas import DEFAULT
 from skerry.infra.targets.sagemaker.resource_types import Job
-from skerry.infra.targets.sagemaker.revive_policy import revival_of, revive_policy
+from skerry.infra.targets.sagemaker.revive_policy import revive_policy
 from skerry.infra.targets.shared.aws_replica_roles import (
     GROUP_SUFFIX,
     STORE_ADDRESS,
@@ -30,6 +30,7 @@ from skerry.infra.targets.shared.aws_replica_roles import (
     replica_roles,
     role_name,
 )
+from skerry.infra.targets.shared.revive_option import revival_text
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 
@@ -223,7 +224,7 @@ class _Group:
             **google_variables,
         }
         if self._target.revive is not None:
-            variables[contract.REVIVE] = revival_of(self._target, context.spec.faults.restarts).to_text()
+            variables[contract.REVIVE] = revival_text(self._target.revive_after, context.spec.faults.restarts)
         if is_in_s3(context):
             region = Ref(address=STORE_ADDRESS, output="region")
             # The bucket's region, not the machine's, because clients sign requests for it.

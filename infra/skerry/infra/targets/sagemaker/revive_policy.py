@@ -1,4 +1,4 @@
-"""Builds the rights and the variable with which the replicas of a group start each other's lost jobs. Pure.
+"""Builds the rights with which the replicas of a group start each other's lost jobs. Pure.
 
 The role of the group may create jobs of the group's names alone, tagged as the run's, on its type of machine, for its
 time, in its network, and only with itself as their role. So such a job can do what the role can do, and no more. IAM
@@ -12,24 +12,12 @@ from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.policies import Statement
 from skerry.infra.provision.handler import RUN_TAG
-from skerry.runtime.contract import Revival
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.clouds.aws.session import Account
-    from skerry.infra.spec.model import Restarts
     from skerry.infra.targets.sagemaker.options import SageMakerTarget
-
-
-def revival_of(target: SageMakerTarget, restarts: Restarts) -> Revival:
-    """The value of `contract.REVIVE` for a group."""
-    window = restarts.window
-    return Revival(
-        after_s=target.revive_after.total_seconds(),
-        limit=restarts.max,
-        window_s=None if window is None else window.total_seconds(),
-    )
 
 
 def revive_policy(

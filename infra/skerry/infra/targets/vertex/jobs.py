@@ -8,6 +8,7 @@ Sources: Vertex AI API, customJobs.cancel ("the job is not deleted"), .delete; I
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from skerry.infra.clouds.google.session import Disabled
 from skerry.infra.clouds.handler_helpers import Absent, NotYetVisible, text, wait_for
 from skerry.infra.provision.handler import Condition, NamedJob
 from skerry.infra.provision.target_and_store_interfaces import is_named_by, named_job
+from skerry.infra.targets.shared.job_view_helpers import slot_of
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import parse_observed_settings, requests
 from skerry.infra.targets.vertex.sdk_create import Creator
@@ -68,7 +70,8 @@ class Jobs:
         """See Handler.create. Another job of the name is ended first, because a slot has one job."""
         existing = [row for row in self._named(desired) if parse_observed_settings.condition(row) is not Condition.LOST]
         for row in existing:
-            if _is_this(row, desired):
+            # A job that a replica has started ends if the record of the one before it is deleted, as here.
+            if _is_this(row, desired) and contract.REVIVED_LABEL not in parse_observed_settings.labels(row):
                 return parse_observed_settings.outputs(row)
         for row in existing:
             self._end(str(row["name"]), desired.name)
@@ -105,6 +108,29 @@ class Jobs:
         for row in listed(self._google, run, str(like.settings["project"]), like.region):
             over = parse_observed_settings.state(row) not in parse_observed_settings.LIVE
             yield NamedJob(str(row.get("displayName", "")), over=over)
+
+    def list_revived(self, run: str, records: Sequence[StateRecord]) -> Mapping[str, StateRecord]:
+        """See RevivableJobHandler.list_revived. Of several jobs with one number the first: the others end."""
+        revived: dict[str, StateRecord] = {}
+        for project, region in {(str(record.settings["project"]), record.region) for record in records}:
+            rows = sorted(listed(self._google, run, project, region), key=lambda row: str(row["createTime"]))
+            for record in (record for record in records if record.region == region):
+                for row in rows:
+                    mark = owner_labels.of_labels(parse_observed_settings.labels(row))
+                    newest = revived.get(record.address, record).generation
+                    follows = mark is not None and mark.key == slot_of(record) and mark.generation > newest
+                    if mark is not None and follows and contract.REVIVED_LABEL in parse_observed_settings.labels(row):
+                        revived[record.address] = dataclasses.replace(
+                            record,
+                            name=str(row["displayName"]),
+                            generation=mark.generation,
+                            outputs=parse_observed_settings.outputs(row),
+                        )
+        return revived
+
+    def forbid_revival(self, state_record: StateRecord) -> None:
+        """See RevivableJobHandler.forbid_revival: a job cannot be labelled later, so its record is deleted."""
+        self.delete(state_record)
 
     def _unlabelled(self, run: str, region: str) -> Iterator[StateRecord]:
         """Return the live jobs that have the run's names and no label of a run. A filter matches whole names only."""

@@ -14,6 +14,7 @@ from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared.aws_options import tag_problems
 from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem, s3_problem
 from skerry.infra.targets.shared.image_pull_check import image_problems
+from skerry.infra.targets.shared.revive_option import revive_problems, warning_text
 from skerry.infra.targets.vertex import built_in_accelerators
 from skerry.runtime.log.records import Place
 
@@ -128,6 +129,13 @@ class VertexTarget(TargetOptions):
     """The kind of disk; by default the one that Vertex AI chooses for the machine."""
     role: Annotated[Literal["replica", "group"], Field(examples=["replica"])] = "group"
     """group: one service account for all replicas. replica: each has its own and may write only its own keys."""
+    revive: Annotated[Literal["peers"], Field(examples=["peers"])] | None = None
+    """peers: the replicas of the group start each other's lost jobs again, with no machine that watches. Needs a
+    byo.service_account that may start jobs; null leaves it to `skerry up` and `skerry apply`."""
+    revive_after: Annotated[Duration, between(timedelta(seconds=1), timedelta(hours=1)), Field(examples=["3m"])] = (
+        timedelta(minutes=3)
+    )
+    """With revive, for how long a heartbeat must be missing before another replica asks Vertex AI about its job."""
     byo: Annotated[VertexByo, BeforeValidator(or_default)] = VertexByo()
     """Your own resources, which are used and never changed."""
 
@@ -149,6 +157,11 @@ class VertexTarget(TargetOptions):
             spot=self.scheduling == "spot",
         )
 
+    @property
+    def warning(self) -> str | None:
+        """See TargetOptions.warning."""
+        return None if self.revive is None else warning_text("custom jobs", "service account")
+
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
         """See TargetOptions.problems."""
@@ -165,6 +178,7 @@ class VertexTarget(TargetOptions):
             yield from _machine_problems(document, target)
             yield from _contradictions(document, target)
             yield from _account_problems(document, index)
+            yield from revive_problems(document, index)
             yield from _env_problems(document, index)
         yield from _store_problems(document)
         yield from _project_problems(document, groups)
@@ -211,6 +225,12 @@ def _env_problems(document: Document, index: int) -> Iterator[Problem]:
 
 def _account_problems(document: Document, index: int) -> Iterator[Problem]:
     target: Where = ("replicas", index, "target")
+    if document.value((*target, "revive")) is not None and document.value((*target, "byo", "service_account")) is None:
+        text = (
+            "needs byo: {service_account: ...} with the right to start jobs, which Google grants for a whole project, "
+            "and skerry grants nothing there; infra/vertex.md has the commands"
+        )
+        yield document.problem((*target, "revive"), text, key=True)
     shared = document.value((*target, "role")) != "replica" or document.value((*target, "byo", "service_account"))
     count = document.integer(("replicas", index, "count"))
     if not shared and count is not None and count > _MOST_ACCOUNTS:

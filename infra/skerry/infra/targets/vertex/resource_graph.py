@@ -22,6 +22,7 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.shared.aws_replica_roles import is_in_s3, mirror_policies
+from skerry.infra.targets.shared.revive_option import revival_text
 from skerry.infra.targets.vertex import requests
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
@@ -183,6 +184,9 @@ class _Group:
 
     def _job(self, replica: ReplicaSlot, access: _Access, training: Resource) -> Job:
         variables = {**self._context.variables(self._group), **access.environment}
+        if self._target.revive is not None:
+            restarts = self._context.spec.faults.restarts
+            variables[contract.REVIVE] = revival_text(self._target.revive_after, restarts)
         return replace(
             job_of(self._context, self._group, replica, variables, access.account.ref("email")),
             # The settings of a job do not reference its permissions.

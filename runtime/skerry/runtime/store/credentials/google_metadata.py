@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/computeMetadata/v1/instance/service-accounts/default/token"
 """In every error of this module: obstore passes on only the text, and its own errors contain this path, too."""
+_HOST: Final = "metadata.google.internal"
 # The server responds from memory; google-auth waits three seconds.
 _TIMEOUT_S: Final = 5.0
 # A token has 1 KB, or 2 with the claims of a federated identity.
@@ -31,6 +32,11 @@ def metadata_token(environment: Mapping[str, str]) -> MetadataToken | None:
     """The provider that GCE_METADATA_HOST selects; None without it."""
     host = environment.get("GCE_METADATA_HOST")
     return MetadataToken(host) if host else None
+
+
+def metadata_token_of_job(environment: Mapping[str, str]) -> str:
+    """A token of the job's service account. Raises OSError, whose text contains no secret."""
+    return MetadataToken(environment.get("GCE_METADATA_HOST") or _HOST)()["token"]
 
 
 class _TokenResponse(BaseModel):
