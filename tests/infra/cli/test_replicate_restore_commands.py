@@ -384,6 +384,29 @@ def test_older_mirror_is_restored_if_the_newest_is_damaged(places: Places, monke
     assert f"not used: {away}/my-run: " in done.output
 
 
+def test_mirrors_of_two_runs_with_one_name_are_not_mixed_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older run of that name may have left a mirror that has more rounds."""
+    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # both would be other machines
+    spec = write_spec_of(places, "  - {to: file://west}\n  - {to: file://south}\n")
+    replicate(places)
+    other = open_store((places.folder / "other/my-run").as_uri())
+    begin_run(other, "a", minimum=1)
+    Island(other, "a", minimum=1).train(ROUNDS + 1)
+    assert invoke("replicate", other.uri, "--to", (places.folder / "south").as_uri()).exit_code == 0
+    refused = invoke("restore", spec, "--to", f"{places.restored}-2", "--auto-approve")
+    assert refused.exit_code == 2, refused.output
+    assert "the mirrors hold different runs of one name" in refused.output
+    assert places.mirror in refused.output
+    assert not (places.folder / "north").exists()
+    (places.folder / "west/my-run" / keys.ELSEWHERE).write_text("{}")
+    done = invoke("restore", places.mirror, "--to", f"{places.restored}-2", "--auto-approve")
+    assert done.exit_code == 0, done.output
+    assert f"not used: record does not parse: key={keys.ELSEWHERE}" in done.output
+    for island in places.islands:
+        with suppress(Moved):
+            island.stop()
+
+
 def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_the_region(uri: str, **_: object) -> Store:
         raise Unauthorized(uri)

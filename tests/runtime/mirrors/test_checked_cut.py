@@ -172,6 +172,16 @@ def test_damaged_record_that_no_digest_names_stops_no_restore(mirror: Named, dam
     assert [text for text in errors_of(target) if "has no membership record" not in text] == []
 
 
+@pytest.mark.parametrize("key", [keys.ELSEWHERE, keys.settings(1)])
+def test_damaged_record_that_nothing_names_stops_no_restore(mirror: Named, key: str) -> None:
+    mirror.create(key, b"")
+    mirror.replace(key, b"{}")
+    cut, target = fork_of(mirror)
+    assert cut.round == 5
+    assert [reason for reason in cut.skipped if key in reason]
+    assert read_run(target) is not None
+
+
 def test_receipt_of_another_commit_does_not_become_a_vote(mirror: Named) -> None:
     """Nor do records of another run become ones of this run."""
     change(mirror, keys.receipt(3, "a"), commit="7" * 64)

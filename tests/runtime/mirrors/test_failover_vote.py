@@ -437,6 +437,10 @@ def test_vote_does_not_count_beside_a_newer_start() -> None:
     assert read_verdict(mirror) is None
     ballots.append(Ballots(mirror, run, "r-2", clock, lambda _: cut))
     ballots[2].vote(0)
+    whole = bytes(mirror.read(keys.vote(0, "r-2")) or b"")
+    mirror.replace(keys.vote(0, "r-2"), b"{}")
+    assert ballots[1].move() is None  # a damaged vote does not count either, and stops nothing
+    mirror.replace(keys.vote(0, "r-2"), whole)
     verdict = ballots[1].move()
     assert verdict is not None
     assert verdict.votes == ("r-1", "r-2")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from skerry.infra.run.run_record import Move, load_run
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Conflict, Invalid, SkerryError
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.read_rounds import find_closed
@@ -101,7 +101,10 @@ def plan_restore(
             f"run {cut.run.name} goes on at {verdict.uri} from round {verdict.round}, by a verdict of {verdict.by}, "
             f"which round {cut.round} of {mirror.uri} is not; leave out --at, or restore from another mirror"
         )
-    mark = read_elsewhere(mirror)
+    try:
+        mark = read_elsewhere(mirror)
+    except Corrupt:  # `find` has named it
+        mark = None
     if mark is not None and mark.why == "moved":
         raise Invalid(f"run {cut.run.name} was restored already: it goes on at {mark.uri}")
     target = mirror.uri.rstrip("/") + RESTORED
@@ -186,13 +189,21 @@ def best_mirror(mirrors: Sequence[Store], at: int | None, find: FindCut) -> tupl
     if none can be restored.
     """
     promised: list[tuple[int, Store]] = []
+    runs: dict[str, str] = {}
     passed: list[str] = []
     best: tuple[int, Store] | None = None
     for store in mirrors:
         try:
-            promised.append((find_cut(store, at).round, store))
+            cut = find_cut(store, at)
+            promised.append((cut.round, store))
+            runs.setdefault(cut.run.nonce, f"{store.uri} (started {cut.run.created})")
         except (SkerryError, OSError) as error:
             passed.append(f"{store.uri}: {in_short(error)}")
+    if len(runs) > 1:
+        raise Invalid(
+            f"the mirrors hold different runs of one name: {', '.join(runs.values())}; name the mirror to restore, as "
+            "in `skerry restore URI`"
+        )
     for rounds, store in sorted(promised, key=lambda pair: -pair[0]):
         if best is not None and best[0] >= rounds:
             break

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import Diverged, Invalid
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_record_bytes
 from skerry.runtime.log.records import GENESIS
@@ -87,12 +87,16 @@ class Ballots:
         return self._end(self._uri, cut.round, cut.commit, votes)
 
     def _counts(self, slot: str) -> bool:
-        """False if a newer start than that of the vote is in the mirror: it may train, because it saw no vote."""
+        """False if a newer start than that of the vote is in the mirror: it may train, because it saw no vote.
+
+        Or if the vote cannot be read.
+        """
         key = keys.vote(self._number, slot)
         data = read_record_bytes(self._mirror, key)
-        if data is None:
+        try:
+            incarnation = Vote.parse(data or b"", key).incarnation
+        except Corrupt:
             return False
-        incarnation = Vote.parse(data, key).incarnation
         starts = self._mirror.list(keys.members_prefix(slot))
         return incarnation is None or not starts or keys.incarnation_of(starts[-1].key) <= incarnation
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from skerry.runtime.log.records import Part
-    from skerry.runtime.log.run_record import MirrorSettings, Run
+    from skerry.runtime.log.run_record import Elsewhere, MirrorSettings, Run
     from skerry.runtime.mirrors.restorable import Cut
     from skerry.runtime.store import Store
     from skerry.runtime.store.interface import Data, Profile
@@ -105,7 +105,7 @@ class _Fork:
 
     def make(self, created: str, on_round: Callable[[int], None], mirrors: Sequence[MirrorSettings] | None) -> Run:
         cut, target = self._cut, self._target
-        mark = read_elsewhere(self._source)
+        mark = self._mark()
         parent = Parent(
             uri=mark.uri if mark is not None and mark.why == "mirror" else self._source.uri,
             run=cut.run.nonce,
@@ -157,6 +157,13 @@ class _Fork:
         new = [mirror.model_copy(update={"uri": f"{mirror.uri.rstrip('/')}-{self._nonce[:8]}"}) for mirror in others]
         return tuple(new) or None
 
+    def _mark(self) -> Elsewhere | None:
+        try:
+            return read_elsewhere(self._source)
+        except Corrupt as error:  # it is for people
+            self.left_out.append(str(error))
+            return None
+
     def _copy_initial(self) -> None:
         if (initial := self._cut.run.init_from) is not None:
             key = keys.checkpoint_manifest(initial.round, keys.INITIAL)
@@ -167,7 +174,11 @@ class _Fork:
     def _rewrite_settings(self) -> None:
         previous, number = GENESIS, 1
         while (data := read_record_bytes(self._source, key := keys.settings(number))) is not None:
-            old = Settings.parse(data, key)
+            try:
+                old = Settings.parse(data, key)
+            except Corrupt as error:  # a decision that names it makes no run
+                self.left_out.append(str(error))
+                break
             if old.from_round > self._cut.round:
                 break  # no decision of the cut names it
             new = self._put(key, old, run=self._nonce, previous=previous)
