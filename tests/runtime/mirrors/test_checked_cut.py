@@ -219,6 +219,25 @@ def test_named_round_is_restored_from_an_older_checkpoint(mirror: Named) -> None
         CheckedCuts(FakeClock()).find(mirror, 5)
 
 
+def test_checkpoint_that_is_deleted_while_it_is_read_leads_to_a_newer_one(mirror: Named) -> None:
+    """The replicas go on, and keep two in their mirror."""
+    newer = {entry.key: bytes(mirror.read(entry.key) or b"") for entry in mirror.list(checkpoint(4))}
+    for key in newer:
+        mirror.delete(key)
+
+    def go_on(verb: str, key: str) -> None:
+        if verb == "read" and key.startswith(checkpoint(2)) and not key.endswith(keys.MANIFEST):
+            mirror.hook = lambda *_: None
+            for entry in mirror.list(checkpoint(2)):
+                mirror.delete(entry.key)
+            for name, data in newer.items():
+                mirror.create(name, data)
+
+    mirror.hook = go_on
+    cut = CheckedCuts(FakeClock()).find(mirror)
+    assert (cut.round, cut.checkpoint, cut.skipped) == (5, 4, ())
+
+
 def test_whole_cut_is_read_once(mirror: Named) -> None:
     cuts = CheckedCuts(FakeClock())
     first = cuts.find(mirror)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # After this time, and then twice as long up to an hour, what was damaged is read again: it may have been mended.
 _REMEMBERED_S: Final = 300.0
 _LONGEST_S: Final = 3600.0
+# A mirror of a run that goes on keeps two checkpoints, and one of them may take long to be read.
+_TRIES: Final = 3
 
 
 class _Reading(NamedTuple):
@@ -53,7 +55,25 @@ class CheckedCuts:
             self._readings.clear()
             self._remembered_s = min(2 * self._remembered_s, _LONGEST_S)
         passed: list[str] = []
-        for newest in sorted(complete_checkpoints(store), reverse=True):
+        for _ in range(_TRIES):
+            listed = complete_checkpoints(store)
+            passed.clear()
+            if (cut := self._find(store, at, listed, passed)) is not None:
+                return cut
+            if complete_checkpoints(store) <= listed:
+                break
+            # Replicas go on: they have copied newer ones, and deleted those that were read.
+        if not passed:
+            find_cut(store, at)  # raises Invalid, with the reason
+        why = "; ".join(dict.fromkeys(passed))
+        raise Corrupt(
+            f"nothing at {store.uri} can be restored: {why}; `skerry doctor {store.uri} --repair --from COPY` mends "
+            "what another copy has, and `skerry restore OTHER-MIRROR` needs none"
+        )
+
+    def _find(self, store: Store, at: int | None, listed: set[int], passed: list[str]) -> Cut | None:
+        """passed: gets the reasons for what is left out."""
+        for newest in sorted(listed, reverse=True):
             wanted = at
             while True:
                 try:
@@ -68,13 +88,7 @@ class CheckedCuts:
                 if at is not None or not cut.checkpoint <= reading.rounds < cut.round:
                     break
                 wanted = reading.rounds  # those before the damaged one
-        if not passed:
-            find_cut(store, at)  # raises Invalid, with the reason
-        why = "; ".join(dict.fromkeys(passed))
-        raise Corrupt(
-            f"nothing at {store.uri} can be restored: {why}; `skerry doctor {store.uri} --repair --from COPY` mends "
-            "what another copy has, and `skerry restore OTHER-MIRROR` needs none"
-        )
+        return None
 
     def _read(self, store: Store, cut: Cut) -> _Reading:
         key, whole = (store.uri, cut.round, cut.checkpoint, cut.commit), [0]
