@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.cloud.place import placed
-from tests.cloud.settings import AWS_REGION, PATIENCE, SAGEMAKER, SAGEMAKER_USD, Settings
+from tests.cloud.settings import AWS_REGION, PATIENCE, Settings
 from tests.e2e import deployed
 
 from skerry.infra.cost import prices as prices_of
@@ -21,10 +20,12 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
 
+_LOCAL = frozenset({"test_ladder.py", "test_rehearsal.py", "test_remove_ids.py"})
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.path.name != "test_rehearsal.py":
+        if Path(__file__).parent in item.path.parents and item.path.name not in _LOCAL:
             item.add_marker(pytest.mark.cloud)
 
 
@@ -41,10 +42,8 @@ def clock(settings: Settings) -> Clock:
 @pytest.fixture(scope="session")
 def prices(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file with what the table lacks."""
-    usd, region = settings.given.get(SAGEMAKER_USD), settings.given.get(AWS_REGION)
-    machines = {} if usd is None or region is None else {region: {"machines": {SAGEMAKER: float(usd)}}}
     path = tmp_path_factory.mktemp("prices") / "prices.json"
-    path.write_text(json.dumps({"format": 1, "cloud": "aws", "regions": machines}))
+    settings.write_prices(path)
     return str(path)
 
 

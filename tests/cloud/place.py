@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.cloud import settings as names
 from tests.e2e.deployed import TRAINING, Deployed, skerry
+from tests.support.command_line import invoke
 
 from skerry.infra import targets
 from skerry.infra.deploy.prepared_deployment import Deployment, prepare
-from skerry.infra.deploy.read_clouds import read_state, resolve
+from skerry.infra.deploy.read_clouds import read_rates, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.graph import Life
 from skerry.infra.run import check_machine_and_store
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 NAME: Final = "skerry-cloud-test-"
 """What every run of these tests is called begins with this."""
 ROUNDS: Final = 3
+MAX_HOURS: Final = 2
+"""After these the jobs of a run end."""
 # Machines may come half an hour apart, and a round needs every replica.
 SPEC: Final = (
     """\
@@ -41,7 +45,7 @@ image: {image}
     + TRAINING
     + """\
 faults: {{min_replicas: {replicas}, grace: 60s, start_window: 40m}}
-limits: {{max_hours: 2{cost}}}
+limits: {{max_hours: {hours}{cost}}}
 byo: {{repository: true, bucket: {brought}}}
 replicas:
 {groups}"""
@@ -58,18 +62,25 @@ _BATCH: Final = """\
       memory: 3GiB
       shared_memory: 256MiB
       role: group
+      spot: {spot}
 """
 _SAGEMAKER: Final = """\
   - name: s
     count: {count}
     image: {image}
-    target: {{kind: sagemaker, region: {region}, instance: ml.m5.large}}
+    target: {{kind: sagemaker, region: {region}, instance: ml.m5.large, spot: {spot}}}
 """
 _VERTEX: Final = """\
   - name: v
     count: {count}
     image: {image}
-    target: {{kind: vertex, project: {project}, region: {region}, machine: n1-standard-4, role: group}}
+    target:
+      kind: vertex
+      project: {project}
+      region: {region}
+      machine: n1-standard-4
+      role: group
+      scheduling: {scheduling}
 """
 _KUBERNETES: Final = """\
   - name: k
@@ -112,6 +123,10 @@ _KINDS: Final = {
     "hf_jobs": ("huggingface", _HF_JOBS),
     "modal": ("modal", _MODAL),
 }
+KINDS: Final = tuple(_KINDS)
+"""The services in which these tests can run."""
+CLOUDS: Final = ("aws_batch", "sagemaker", "vertex")
+"""Those of the two clouds."""
 _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "aws": {"region": names.AWS_REGION},
     "google": {"project": names.GOOGLE_PROJECT, "region": names.GOOGLE_REGION},
@@ -123,6 +138,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
 _IMAGES: Final = {"aws": names.AWS_IMAGE, "google": names.GOOGLE_IMAGE}
 # The others have no prices, so that no limit in dollars can be kept there.
 _PRICED: Final = frozenset({"aws", "google", "huggingface"})
+_LINES: Final = 60
 
 
 def allowed(settings: Settings, cloud: str) -> dict[str, str]:
@@ -139,21 +155,30 @@ class Place(Deployed):
 
     @classmethod
     def spelled(
-        cls, settings: Settings, name: str, kinds: Sequence[str], count: int, *, store: str = "", jobs: bool = True
+        cls,
+        settings: Settings,
+        name: str,
+        kinds: Sequence[str],
+        count: int,
+        *,
+        store: str = "",
+        jobs: bool = True,
+        spot: bool = False,
     ) -> Place:
         """A spec in a file of its own: groups of `count` replicas. store: other than its own bucket, or the one given.
 
         The store is in the first kind's cloud, and in S3 if that has none. jobs: it may start some, for which an image
-        and a limit are needed.
+        and a limit are needed. spot: on machines that the clouds may take back.
         """
-        groups, slots, clouds = "", list[str](), {_KINDS[kind][0] for kind in kinds}
+        groups, slots = "", list[str]()
         for kind in kinds:
             cloud, group = _KINDS[kind]
             where = allowed(settings, cloud)
             if jobs and kind == "sagemaker":
                 settings.need(names.SAGEMAKER_USD)
             image = "" if cloud == "slurm" else _image(settings, cloud, where, jobs=jobs)
-            groups += group.format(count=count, image=image, **where)
+            purchase = {"spot": str(spot).lower(), "scheduling": "spot" if spot else "standard"}
+            groups += group.format(count=count, image=image, **where, **purchase)
             group_name = group.partition("name: ")[2].partition("\n")[0]
             slots += [f"{group_name}-{number}" for number in range(count)]
         home = "google" if kinds[0] == "vertex" else "aws"
@@ -166,13 +191,14 @@ class Place(Deployed):
             store=store,
             image=_NO_IMAGE[home].format(**at_home),
             rounds=ROUNDS,
+            hours=MAX_HOURS,
             replicas=len(slots),
-            cost=f", max_cost_usd: {settings.share_usd:g}" if jobs and clouds <= _PRICED else "",
+            cost=f", max_cost_usd: {settings.share_usd:g}" if jobs and priced(kinds) else "",
             brought=str(brought).lower(),
             groups=groups,
         )
         # Not where pytest keeps things: it is needed until all is gone.
-        path = Path(tempfile.mkdtemp(prefix=f"{name}.")) / "skerry.yaml"
+        path = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=settings.given.get(names.FOLDER))) / "skerry.yaml"
         path.write_text(text)
         return cls(spec=path, slots=slots, rounds=ROUNDS, name=name, run_uri=f"{store}/{name}")
 
@@ -194,6 +220,18 @@ class Place(Deployed):
         state = read_state(self.deployment)
         assert state is not None
         return {entry.record.address: entry.record.outputs for entry in state.by_id().values()}
+
+    def usd_per_hour(self) -> float | None:
+        """The price of all its machines together; None if it is unknown."""
+        prices = [rate.per_hour for rate in read_rates(self.deployment)]
+        return None if None in prices else sum(price or 0.0 for price in prices)
+
+    def show(self) -> None:
+        """Print the state of the run and its last lines, for a test that fails."""
+        for verb in ("status", "logs"):
+            result = invoke(verb, self.spec)
+            lines = (result.output + result.stderr).splitlines()[-_LINES:]
+            sys.stdout.write("\n".join([f"$ skerry {verb}", *lines, ""]))
 
     def remove(self) -> None:
         """Destroy it and look for what may be left. Fails loudly, with the command that takes the rest away."""
@@ -234,11 +272,32 @@ def _image(settings: Settings, cloud: str, where: Mapping[str, str], *, jobs: bo
     return _NO_IMAGE[cloud].format(**where)
 
 
+def priced(kinds: Sequence[str]) -> bool:
+    """True if a limit in dollars can be kept for all these services."""
+    return {_KINDS[kind][0] for kind in kinds} <= _PRICED
+
+
+def lacking(settings: Settings, kinds: Sequence[str], *, jobs: bool = True) -> str | None:
+    """Return what to set before runs in these places are possible; None if they are."""
+    try:
+        place = Place.spelled(settings, f"{NAME}none", kinds, 1, jobs=jobs)
+    except pytest.skip.Exception as skipped:
+        return str(skipped)
+    shutil.rmtree(place.spec.parent)
+    return None
+
+
 @contextmanager
-def placed(settings: Settings, kinds: Sequence[str], count: int, *, jobs: bool = True) -> Iterator[Place]:
-    """A place that is gone afterwards."""
-    place = Place.spelled(settings, f"{NAME}{names.suffix()}", kinds, count, jobs=jobs)
+def placed(
+    settings: Settings, kinds: Sequence[str], count: int, *, jobs: bool = True, spot: bool = False
+) -> Iterator[Place]:
+    """A place that is gone afterwards. If the test fails, its output has what the run looked like."""
+    place = Place.spelled(settings, f"{NAME}{names.suffix()}", kinds, count, jobs=jobs, spot=spot)
     try:
         yield place
+    except (Exception, pytest.fail.Exception) as error:
+        sys.stdout.write(f"failed, and is destroyed now: {error}\n")
+        place.show()
+        raise
     finally:
         place.remove()

@@ -5,6 +5,7 @@ Credentials are found as every other command finds them; that some are there is 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from skerry.runtime.clock import Clock
 
@@ -40,6 +42,7 @@ HF_NAMESPACE: Final = "SKERRY_CLOUD_HF_NAMESPACE"
 MODAL_ENVIRONMENT: Final = "SKERRY_CLOUD_MODAL_ENVIRONMENT"
 MODAL_SECRET: Final = "SKERRY_CLOUD_MODAL_SECRET"  # noqa: S105  the name of a variable
 MAX_USD: Final = "SKERRY_CLOUD_MAX_USD"
+FOLDER: Final = "SKERRY_CLOUD_FOLDER"
 HASTE: Final = "SKERRY_CLOUD_HASTE"
 SAGEMAKER: Final = "ml.m5.large"
 MEANINGS: Final[Mapping[str, str]] = {
@@ -62,10 +65,11 @@ MEANINGS: Final[Mapping[str, str]] = {
     MODAL_ENVIRONMENT: "an environment of Modal, main: in it sandboxes are made",
     MODAL_SECRET: "a Secret of that environment with keys that open the bucket in S3",
     MAX_USD: "what jobs may cost in all, in US dollars: 40",
+    FOLDER: "a folder for the specs of what is not gone yet; without it the one for temporary files",
     HASTE: "for a rehearsal in which no machine has to start: how many times as fast to wait",
 }
-# Three suites of executors, and the runs that have prices: in one service each, and in the clouds together.
-SHARES: Final = 8
+# Three suites of executors, and the runs that have prices: in one service each, in the clouds together, on spot machines.
+SHARES: Final = 9
 # SageMaker takes three to ten minutes to start a job, Batch and Vertex AI about as long; some are started twice.
 PATIENCE: Final = timedelta(minutes=40)
 _LOOKS: Final = Backoff(first=1.0, cap=15.0)
@@ -95,6 +99,12 @@ class Settings:
     def share_usd(self) -> float:
         """The budget of each part of these tests that starts jobs."""
         return float(self.need(MAX_USD)) / SHARES
+
+    def write_prices(self, path: Path) -> None:
+        """Write a file with the price that the table lacks, for `prices.VARIABLE`."""
+        usd, region = self.given.get(SAGEMAKER_USD), self.given.get(AWS_REGION)
+        machines = {} if usd is None or region is None else {region: {"machines": {SAGEMAKER: float(usd)}}}
+        path.write_text(json.dumps({"format": 1, "cloud": "aws", "regions": machines}))
 
     def clock(self) -> Clock:
         """The clock of all waits here."""

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import socket
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
+from tests.cloud import ladder
 from tests.cloud import settings as names
-from tests.cloud.place import Place, placed
+from tests.cloud.place import CLOUDS, Place
+from tests.cloud.transcript import ROOT
+from tests.e2e.conftest import until
+from tests.support.command_line import invoke
 from tests.support.forked import ForkedProcess
+from tests.support.forked_replica import ForkedReplicas
 
 from skerry.infra import targets
 from skerry.infra.run import check_machine_and_store
 from skerry.runtime.errors import Invalid
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
-from skerry.testing.processes import Processes
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +46,7 @@ SERVICES: Final = ("aiplatform", "artifactregistry", "cloudresourcemanager", "ia
 STORES: Final = "not (TestS3 and racing)"
 # What asks for most in each kind, and one end by kill; the suite itself is tried elsewhere.
 HANDLERS: Final = "read_as_desired or list_owned or another_run or one_setting or (killed_create and LogGroups)"
+LADDER: Final = f"({STORES}) and (account or stores or runs or {HANDLERS})"
 # One test for each thing that a stage does, and not all that the suite asks: that is asked of the sandboxes elsewhere.
 EXECUTORS: Final = "gets_the_contract or failed_start or (TestBatch and (killed_replica or cancel_ends))"
 
@@ -53,15 +62,42 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> Ended:
+def run(environment: Mapping[str, str], *words: str) -> Ended:
     imported = "ignore::pytest.PytestAssertRewriteWarning"  # this process has it from the one that it is forked from
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "-W", imported, "-q", "-m", "cloud", *words]
+    with started(
+        ["-m", "pytest", "-p", "no:cacheprovider", "-W", imported, "-q", "-m", "cloud", *words], environment
+    ) as (_, ended):
+        return ended()
+
+
+def climb(environment: Mapping[str, str], folder: Path, *words: str) -> Ended:
+    with climbing(environment, folder, *words) as (_, ended):
+        return ended()
+
+
+def climbing(
+    environment: Mapping[str, str], folder: Path, *words: str
+) -> AbstractContextManager[tuple[ForkedProcess, Callable[[], Ended]]]:
+    limited = {**environment, names.MAX_USD: "20"}
+    return started(["-m", "tests.cloud.ladder", "--folder", str(folder), *words], limited)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[ForkedProcess, Callable[[], Ended]]]:
+    """A process with these variables alone, and what waits for its end."""
     home = {"PATH": os.environ["PATH"], "HOME": os.devnull}
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
         with ForkedProcess(command, {**home, **environment}, output, errors=errors) as process:
-            code = process.wait(within_s)
-        return Ended(code, output.read_text(), errors.read_text())
+            yield process, lambda: Ended(process.wait(600), output.read_text(), errors.read_text())
+
+
+def results(page: str) -> dict[str, str]:
+    """The result of each rung, from the table of a page."""
+    rows = re.findall(r"^\| ([\w-]+) \| (passed|stopped|interrupted|not \w+)\b", page, re.MULTILINE)
+    return dict(rows)
 
 
 def counts(response: Ended) -> dict[str, int]:
@@ -81,7 +117,7 @@ def clouds() -> Iterator[Clouds]:
         google.repositories.push("us-central1", "skerry", "replica", DIGEST)
         aws.any_image = google.any_image = True
         for jobs in (aws.batch, aws.training, google.job_runs):
-            jobs.containers = Processes()
+            jobs.containers = ForkedReplicas()
         both = Clouds(aws=aws, google=google)
         aws.calls.clear()
         before = both.aws.inventory(), both.google.inventory()
@@ -106,13 +142,85 @@ def account(clouds: Clouds) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("file", "which"), [("stores", STORES), ("handlers", HANDLERS), ("executors", EXECUTORS), ("runs", "mixed")]
-)
-def test_against_sandboxes_all_of_it_passes_and_nothing_is_left(account: dict[str, str], file: str, which: str) -> None:
-    response = run(account, f"tests/cloud/test_{file}.py", *(["-k", which] if which else []))
+def test_jobs_of_each_executor_pass_and_nothing_is_left(account: dict[str, str]) -> None:
+    response = run(account, "tests/cloud/test_executors.py", "-k", EXECUTORS)
     assert response.returncode == 0, response.stdout[-8000:] + response.stderr[-2000:]
-    assert counts(response).get("skipped", 0) <= 1
+    assert "skipped" not in counts(response)
+
+
+def test_whole_ladder_passes_and_its_page_has_no_id(account: dict[str, str], clouds: Clouds, tmp_path: Path) -> None:
+    response = climb({**account, "PYTEST_ADDOPTS": f"-k '{LADDER}'"}, tmp_path)
+    assert response.returncode == 0, response.stdout[-8000:] + response.stderr[-2000:]
+    (path,) = tmp_path.glob("*-rehearsal.md")
+    page = path.read_text()
+    assert results(page) == {
+        **dict.fromkeys(("account", "stores-aws", "stores-google", "handlers-aws", "handlers-google"), "passed"),
+        **dict.fromkeys(KINDS_OUTSIDE, "not configured"),
+        **dict.fromkeys((*CLOUDS, "mixed", "spot"), "passed"),
+    }
+    assert page in response.stdout
+    for number, name in enumerate(KINDS_OUTSIDE, 6):
+        assert f"rung {number} of 14, {name}: not configured: set SKERRY_CLOUD_" in response.stdout
+    assert re.search(
+        r"rung 10 of 14, aws_batch: one job in aws_batch\n  at most \$0\.20: 2 h of \$0\.10/h", response.stdout
+    )
+    assert "3 of 3 rounds; all 3 replicas in 3 of them" in page
+    assert DIGEST in page
+    private = {text for name, text in clouds.environment.items() if re.search("KEY|TOKEN|PROJECT", name)}
+    for text in {"123456789012", clouds.google.project, socket.gethostname(), str(ROOT), *private}:
+        assert text not in page, text
+
+
+def test_ladder_stops_where_something_is_left_and_goes_on(
+    account: dict[str, str], clouds: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_aws = {name: text for name, text in account.items() if name not in (names.GOOGLE_PROJECT, names.AWS_IMAGE)}
+    only_aws["PYTEST_ADDOPTS"] = "-k 'caller or replace_overwrites or (read_as_desired and LogGroups)'"
+    clouds.aws.fail(how="deny", on="s3:DeleteBucket", times=None)
+    response = climb(only_aws, tmp_path)
+    assert response.returncode == ladder.SURPRISE, response.stdout[-8000:]
+    assert "stopped at rung stores-aws by a surprise:" in response.stdout
+    assert "LEFT in the account" in response.stdout
+    assert "s3:DeleteBucket" in response.stdout
+    assert "rung 4 of 14" not in response.stdout
+    assert "--ladder --from stores-aws" in response.stdout
+    (page,) = tmp_path.glob("*-rehearsal.md")
+    stopped = results(page.read_text())
+    assert (stopped["account"], stopped["stores-aws"], stopped["stores-google"]) == ("passed", "stopped", "not started")
+    # Not even a new ladder starts before that is gone, by the command that was printed.
+    (command,) = set(re.findall(r"take it away:  (skerry destroy .*) && rm -r (.*)", response.stdout))
+    again = climb(only_aws, tmp_path)
+    assert (again.returncode, f"{command[0]} && rm -r" in again.stdout) == (ladder.USAGE, True)
+    clouds.aws.heal()
+    for name, text in clouds.environment.items():
+        monkeypatch.setenv(name, text)
+    assert invoke(*shlex.split(command[0])[1:]).exit_code == 0
+    shutil.rmtree(command[1])
+    response = climb(only_aws, tmp_path, "--from", "stores-aws")
+    assert response.returncode == 0, response.stdout[-8000:]
+    ended = results(page.read_text())
+    assert {name for name, result in ended.items() if result == "passed"} == {"account", "stores-aws", "handlers-aws"}
+    assert {result for result in ended.values()} == {"passed", "not configured"}
+
+
+def test_interrupted_ladder_reports_what_is_left(account: dict[str, str], clouds: Clouds, tmp_path: Path) -> None:
+    clouds.aws.fail(how="deny", on="s3:DeleteBucket", times=None)
+    only_aws = {name: text for name, text in account.items() if name not in (names.GOOGLE_PROJECT, names.AWS_IMAGE)}
+    with climbing(only_aws, tmp_path) as (process, ended):
+        until(lambda: any(call.action == "s3:PutObject" for call in clouds.aws.calls))
+        process.send_signal(signal.SIGINT)
+        response = ended()
+    assert response.returncode == ladder.INTERRUPTED, response.stdout[-8000:]
+    assert "interrupted in rung stores-aws; something may still run" in response.stdout
+    (spec,) = tmp_path.glob("skerry-cloud-test-*/skerry.yaml")
+    assert f"take it away:  skerry destroy {spec} --yes --data && rm -r {spec.parent}" in response.stdout
+    (page,) = tmp_path.glob("*-rehearsal.md")
+    assert results(page.read_text())["stores-aws"] == "interrupted"
+    clouds.aws.heal()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in clouds.environment.items():
+            patch.setenv(name, text)
+        assert invoke("destroy", spec, "--yes", "--data").exit_code == 0
 
 
 def test_a_bucket_of_the_users_own_is_empty_again(account: dict[str, str], clouds: Clouds) -> None:
@@ -167,7 +275,7 @@ def test_credentials_that_are_there_are_no_leave_to_use_them(
         **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": existing for name in services},
         **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), existing),
     }
-    response = run({**ambient, **given}, "tests/cloud", within_s=60)
+    response = run({**ambient, **given}, "tests/cloud")
     assert response.returncode == 0, response.stdout[-4000:]
     assert counts(response).keys() == {"skipped", "deselected"}, response.stdout[-4000:]
     assert set(re.findall(r"set (SKERRY_CLOUD_\w+) to ", response.stdout)) == needed
@@ -202,22 +310,6 @@ def test_spec_of_a_run_outside_both_clouds_is_valid(kinds: list[str]) -> None:
 def test_unknown_name_is_reported() -> None:
     with pytest.raises(Invalid, match=r"no such setting: SKERRY_CLOUD_REGION; there are SKERRY_CLOUD_AWS_REGION"):
         names.Settings.read({"SKERRY_CLOUD_REGION": "us-east-1"})
-
-
-def test_leftovers_are_reported_with_the_command_that_deletes_them(
-    clouds: Clouds, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in clouds.environment.items():
-        monkeypatch.setenv(name, text)
-    settings = names.Settings.read(account)
-    clouds.aws.fail(how="deny", on="s3:DeleteBucket", times=None)
-    with pytest.raises(pytest.fail.Exception) as response, placed(settings, ["aws_batch"], 1, jobs=False) as place:
-        place.make_bucket()
-    assert "LEFT" in str(response.value)
-    assert f"skerry destroy {place.spec} --yes --data" in str(response.value)
-    clouds.aws.heal()
-    place.remove()
-    assert not place.spec.exists()
 
 
 def test_insufficient_budget_fails_before_anything_is_created(account: dict[str, str], clouds: Clouds) -> None:

@@ -1,44 +1,56 @@
-"""One short run in each service, in two clouds, and in all of them: deployed, trained, the same everywhere, gone."""
+"""One short run in each service, in two clouds, and in all of them: deployed, trained, the same everywhere, gone.
+
+Each has one replica in each of its services.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.cloud.place import placed
+from tests.cloud.place import CLOUDS, KINDS, lacking, placed
 from tests.cloud.settings import Settings, until
 from tests.e2e.deployed import check_nothing_was_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from skerry.runtime.clock import Clock
 
 
-OTHERS: Final = ("kubernetes", "slurm", "hf_jobs", "modal")
-
-
-@pytest.mark.parametrize(
-    ("kinds", "count"),
-    [
-        pytest.param(["aws_batch"], 2, id="aws_batch"),
-        pytest.param(["sagemaker"], 2, id="sagemaker"),
-        pytest.param(["vertex"], 2, id="vertex"),
-        pytest.param(["kubernetes"], 2, id="kubernetes"),
-        pytest.param(["slurm"], 2, id="slurm"),
-        pytest.param(["hf_jobs"], 2, id="hf_jobs"),
-        pytest.param(["modal"], 2, id="modal"),
-        pytest.param(["aws_batch", "sagemaker", "vertex"], 1, id="mixed"),
-        pytest.param(["aws_batch", "sagemaker", "vertex", *OTHERS], 1, id="everywhere"),
-    ],
-)
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), CLOUDS, KINDS], ids=[*KINDS, "mixed", "everywhere"])
 def test_a_run_trains_to_its_end_and_is_the_same_everywhere(
-    settings: Settings, clock: Clock, kinds: Sequence[str], count: int
+    settings: Settings,
+    clock: Clock,
+    kinds: Sequence[str],
+    record_property: Callable[[str, object], None],
+) -> None:
+    train(settings, clock, kinds, record_property)
+
+
+def test_a_run_on_spot_machines_trains_to_its_end(
+    settings: Settings, clock: Clock, record_property: Callable[[str, object], None]
+) -> None:
+    """In those of the clouds' services that are set up. A machine may be taken back, and its replica comes back."""
+    kinds = [kind for kind in CLOUDS if lacking(settings, [kind]) is None]
+    if not kinds:
+        pytest.skip(lacking(settings, CLOUDS) or "")
+    train(settings, clock, kinds, record_property, spot=True)
+
+
+def train(
+    settings: Settings,
+    clock: Clock,
+    kinds: Sequence[str],
+    record_property: Callable[[str, object], None],
+    *,
+    spot: bool = False,
 ) -> None:
     # It fails if anything is left when it is over.
-    with placed(settings, kinds, count) as run:
+    with placed(settings, kinds, 1, spot=spot) as run:
+        record_property("usd_per_hour", run.usd_per_hour())
         assert run.watch()["ok"]
         # Every round is closed; machines need a moment to say that they are done.
         until(clock, lambda: {job["condition"] for job in run.jobs().values()} == {"done"})
-        check_nothing_was_lost(run.deployment.open_store(), run, killed=())
+        check_nothing_was_lost(run.deployment.open_store(), run, killed=None if spot else ())
         assert run.speakers().keys() == set(run.slots)

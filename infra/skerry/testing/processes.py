@@ -14,7 +14,7 @@ from skerry.testing.batch_retry_rules import TIMED_OUT, AttemptEnd
 from skerry.testing.docker_containers import JobContainers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.testing.docker_containers import JobContainer
 
@@ -47,16 +47,7 @@ class Processes(JobContainers):
         folder = next((bind.source for bind in container.binds if bind.target == "/opt/ml"), "/nonexistent")
         with (
             tempfile.TemporaryDirectory() as home,
-            subprocess.Popen(  # noqa: S603  this interpreter, with a program of ours
-                [sys.executable, "-c", _REPLICA, folder],
-                env={"PATH": os.environ["PATH"], "HOME": home, **container.environment},
-                cwd=home,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            ) as process,
+            self.start(folder, {"PATH": os.environ["PATH"], "HOME": home, **container.environment}, home) as process,
         ):
             self._running[container.name] = process
             late = threading.Timer(limit_s or threading.TIMEOUT_MAX, self.stop, [container.name])
@@ -70,6 +61,19 @@ class Processes(JobContainers):
         code = code if code >= 0 else 128 - code
         return (
             AttemptEnd(exit_code=code) if in_time else AttemptEnd(exit_code=code, status_reason=TIMED_OUT, final=True)
+        )
+
+    def start(self, folder: str, environment: Mapping[str, str], home: str) -> subprocess.Popen[str]:
+        """Start a replica in the folder `home`. folder: SageMaker's, which may not exist."""
+        return subprocess.Popen(  # noqa: S603  this interpreter, with a program of ours
+            [sys.executable, "-c", _REPLICA, folder],
+            env=environment,
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
 
     def stop(self, container_id: str) -> None:
