@@ -66,7 +66,11 @@ MENU: Final = {
         ),
         *("runtime/README", "images/README", "infra/skerry/testing/README", "infra/skerry/testing/google/README"),
     ),
-    "Project": ("CONTRIBUTING", "CHANGELOG", "CLEAN_SLATE", "runtime/decisions/index", "infra/decisions/index"),
+    "Project": (
+        *("CONTRIBUTING", "CHANGELOG", "CLEAN_SLATE", "docs/verified/README"),
+        *sorted(f"docs/verified/{path.stem}" for path in ROOT.glob("docs/verified/[0-9]*.md")),
+        *("runtime/decisions/index", "infra/decisions/index"),
+    ),
 }
 LIMITS: Final = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 API: Final = """
@@ -90,7 +94,7 @@ SETTINGS: Final = {
     "html_title": "skerry",
     "html_copy_source": False,
 }
-PAGES: Final = ("*.md", "docs/*.md", "images/*.md", "runtime/**/*.md", "infra/**/*.md")
+PAGES: Final = ("*.md", "docs/**/*.md", "images/*.md", "runtime/**/*.md", "infra/**/*.md")
 CODE: Final = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\]\(([^)#\s:]+)[^)\s]*\)")
 

@@ -224,7 +224,7 @@ def specs_left(folder: Path) -> list[Path]:
 
 
 def commands(left: Sequence[Path]) -> list[str]:
-    """What to run for each spec that is left."""
+    """The commands that take away what each spec describes."""
     destroy, delete = ["skerry", "destroy"], ["rm", "-r"]
     return [
         f"{shlex.join([*destroy, str(spec), '--yes', '--data'])} && {shlex.join([*delete, str(spec.parent)])}"
@@ -233,7 +233,7 @@ def commands(left: Sequence[Path]) -> list[str]:
 
 
 def budget_usd(settings: Settings) -> float:
-    """What the ladder may spend. Raises Invalid if it is no amount, or above the limit."""
+    """The budget of the ladder. Raises Invalid if it is no amount, or above the limit."""
     text = settings.given.get(names.MAX_USD, str(LIMIT_USD))
     try:
         usd = float(text)

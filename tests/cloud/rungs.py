@@ -47,7 +47,7 @@ _IN_CLOUD: Final = {"aws": "aws_batch", "google": "vertex"}
 _SERVICES: Final = ("kubernetes", "slurm", "hf_jobs", "modal", "aws_batch", "sagemaker", "vertex")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rung:
     """tests: arguments of pytest. lacks: what to set before it can run; None if it can.
 

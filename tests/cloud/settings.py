@@ -68,7 +68,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     FOLDER: "a folder for the specs of what is not gone yet; without it the one for temporary files",
     HASTE: "for a rehearsal in which no machine has to start: how many times as fast to wait",
 }
-# Three suites of executors, and the runs that have prices: in one service each, in the clouds together, on spot machines.
+# Three suites of executors, and the runs that have prices: one in each service, in the clouds together, and on spot.
 SHARES: Final = 9
 # SageMaker takes three to ten minutes to start a job, Batch and Vertex AI about as long; some are started twice.
 PATIENCE: Final = timedelta(minutes=40)

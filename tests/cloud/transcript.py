@@ -1,4 +1,4 @@
-"""What a ladder has seen, saved after each rung, and the page in Markdown that is written from it.
+"""Saves the results of a ladder after each rung, and writes the page in Markdown that is made of them.
 
 The saved file has ids and stays on this machine; the page has none.
 """

@@ -12,7 +12,9 @@ from skerry.infra import targets
 from skerry.infra.spec import model
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for pattern in ("*.md", "docs/*.md", "runtime/*.md", "infra/*.md") for path in ROOT.glob(pattern))
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "runtime/*.md", "infra/*.md") for path in ROOT.glob(pattern)
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:

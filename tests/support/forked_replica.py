@@ -39,7 +39,8 @@ class _Fork(ForkedProcess):
     def __init__(self, folder: str, environment: Mapping[str, str], home: Path) -> None:
         pipe = home / "output"
         os.mkfifo(pipe)
-        super().__init__(["-m", __name__, folder, str(home)], environment, pipe)
+        # Threads of two replicas would spin while they wait for each other.
+        super().__init__(["-m", __name__, folder, str(home)], {**environment, "OMP_NUM_THREADS": "1"}, pipe)
         self.stdout = pipe.open()
 
     def wait(self, timeout: float = 60.0) -> int:
@@ -73,7 +74,7 @@ def _become_script() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update({"OMP_NUM_THREADS": "1", **environment})
+    os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     forked_skerry._run_script(command[1:])
