@@ -16,6 +16,7 @@ import re
 import shlex
 import signal
 import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,15 +49,25 @@ _SEEN: Final = 40
 
 @dataclass(kw_only=True, eq=False)
 class Recorder:
-    """A plugin of pytest that keeps what happens in one rung. properties: that tests have recorded."""
+    """A plugin of pytest that keeps what happens in one rung. properties: that tests have recorded.
+
+    heard: True once the process was interrupted, whatever has caught the signal.
+    """
 
     cases: dict[str, CaseResult] = field(default_factory=dict)
     properties: list[tuple[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     deselected: int = 0
     interrupted: bool = False
+    heard: Callable[[], bool] = lambda: False
+    session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.heard() and self.session is not None:
+            self.session.shouldstop = "interrupted"
         case = self.cases.setdefault(report.nodeid, CaseResult(name=report.nodeid))
         case.seconds += report.duration
         if report.failed:
@@ -96,17 +107,40 @@ class Recorder:
                 yield from (Id(name, part) for part in text.split("@"))
 
 
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Hears SIGINT and SIGTERM, also those that a command of skerry catches in this process."""
+    reading, writing = os.pipe()
+    numbers: set[int] = set()
+
+    def heard() -> bool:
+        with suppress(BlockingIOError):
+            numbers.update(os.read(reading, 512))
+        return bool(numbers & {signal.SIGINT, signal.SIGTERM})
+
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield heard
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
 def run_tests(rung: Rung) -> Recorder:
     """Run the tests of a rung in this process."""
-    recorder = Recorder()
     # The modules that an earlier rung has imported are rewritten already.
     ignored = "ignore::pytest.PytestAssertRewriteWarning"
     words = ["-q", "-p", "no:cacheprovider", "-W", ignored, "-m", "cloud", "--rootdir", str(ROOT), *rung.tests]
-    try:
-        code = pytest.main(words, plugins=[recorder])
-    except KeyboardInterrupt:  # a second one, while the first one is cleaned up after
-        recorder.interrupted = True
-        return recorder
+    with interrupts() as heard:
+        recorder = Recorder(heard=heard)
+        try:
+            code = pytest.main(words, plugins=[recorder])
+        except KeyboardInterrupt:  # a second one, while the first one is cleaned up after
+            code = pytest.ExitCode.INTERRUPTED
+        recorder.interrupted = recorder.interrupted or heard()
     if code not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}:
         recorder.problems.append(f"pytest ended with {code}: see its output above")
     return recorder
@@ -141,6 +175,12 @@ def cost(rung: Rung, recorder: Recorder, cap_usd: float) -> float:
     return sum((case.usd_per_hour or 0.0) * case.seconds / 3600 for case in recorder.cases.values())
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 @dataclass(kw_only=True)
 class Ladder:
     """One climb. folder: has the journal, the page, and the specs of what is not gone. say: prints a line."""
@@ -149,7 +189,7 @@ class Ladder:
     rungs: Sequence[Rung]
     journal: Journal
     folder: Path
-    say: Callable[[str], None]
+    say: Callable[[str], None] = say
     run: Callable[[Rung], Recorder] = run_tests
 
     def climb(self, start: str | None = None) -> int:
@@ -244,7 +284,7 @@ def budget_usd(settings: Settings) -> float:
     return usd
 
 
-def prepare(environment: Mapping[str, str], folder: Path, start: str | None, say: Callable[[str], None]) -> Ladder:
+def prepare(environment: Mapping[str, str], folder: Path, start: str | None) -> Ladder:
     """Read what the ladder may use, and what was done before. Raises Invalid before anything is asked of a cloud."""
     settings = Settings.read({**environment, names.FOLDER: str(folder)})
     budget = budget_usd(settings)
@@ -269,7 +309,7 @@ def prepare(environment: Mapping[str, str], folder: Path, start: str | None, say
     else:
         journal = _continued(path, start, [rung.name for rung in all_rungs], rehearsal=rehearsal)
         journal.budget_usd = min(journal.budget_usd, budget)
-    return Ladder(settings=settings, rungs=all_rungs, journal=journal, folder=folder, say=say)
+    return Ladder(settings=settings, rungs=all_rungs, journal=journal, folder=folder)
 
 
 def _continued(path: Path, start: str, order: Sequence[str], *, rehearsal: bool) -> Journal:
@@ -296,14 +336,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/ladder", help="of the journal and the page")
     arguments = parser.parse_args(words)
 
-    def say(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
     folder: Path = arguments.folder.resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        ladder = prepare(os.environ, folder, arguments.start, say)
+        ladder = prepare(os.environ, folder, arguments.start)
         code = ladder.climb(arguments.start)
     except Invalid as error:
         say(str(error))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.cloud import ladder, rungs, test_handlers, test_stores, transcript
 from tests.cloud import settings as names
-from tests.cloud.ladder import Ladder, Recorder, cost, prepare, surprises
+from tests.cloud.ladder import Ladder, Recorder, cost, interrupts, prepare, surprises
 from tests.cloud.rungs import LIMIT_USD, Rung
 from tests.cloud.transcript import CaseResult, Journal
 
@@ -113,7 +115,7 @@ def test_rung_that_costs_more_than_is_left_does_not_start(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["20.01", "100", "nan", "inf", "0", "-1", "ten", "1e9"])
 def test_amount_above_the_limit_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(Invalid, match=r"SKERRY_CLOUD_MAX_USD=.*a ladder may cost \$20 at most"):
-        prepare({**ALL, names.MAX_USD: text}, tmp_path, None, print)
+        prepare({**ALL, names.MAX_USD: text}, tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_wrong_usage_is_refused_before_a_cloud_is_called(
     monkeypatch.setenv(names.FOLDER, "")  # is put back
     monkeypatch.setenv(ladder.PRICES, "")
     with pytest.raises(Invalid, match=message):
-        prepare(given, tmp_path, start, print)
+        prepare(given, tmp_path, start)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +178,39 @@ def test_what_is_left_is_a_surprise_with_its_command(tmp_path: Path) -> None:
     assert climb.ladder.climb() == ladder.SURPRISE
     assert f"take it away:  skerry destroy '{spec}' --yes --data && rm -r '{spec.parent}'" in climb.lines
     assert "0a1b2c" not in climb.page()
+
+
+def test_nothing_starts_before_what_an_earlier_ladder_has_left(tmp_path: Path) -> None:
+    spec = tmp_path / "skerry-cloud-test-0a1b2c.xyz" / "skerry.yaml"
+    spec.parent.mkdir()
+    spec.touch()
+    with pytest.raises(Invalid, match=f"skerry destroy {spec} --yes --data && rm -r {spec.parent}"):
+        prepare({names.AWS_REGION: "us-east-1"}, tmp_path, None)
+
+
+@pytest.mark.parametrize(("is_left", "words"), [(False, "nothing is left"), (True, "something may still run")])
+def test_ctrl_c_reports_what_may_still_run(tmp_path: Path, is_left: bool, words: str) -> None:  # noqa: FBT001
+    climb = Climb(tmp_path, {FREE: recorded(passed(), interrupted=True), JOB: recorded(passed())})
+    spec = tmp_path / "skerry-cloud-test-0a1b2c.xyz" / "skerry.yaml"
+    if is_left:
+        spec.parent.mkdir()
+        spec.touch()
+    assert climb.ladder.climb() == ladder.INTERRUPTED
+    command = f"take it away:  skerry destroy {spec} --yes --data && rm -r {spec.parent}"
+    assert climb.lines[2:] == [
+        f"interrupted in rung free; {words}",
+        *([command] if is_left else []),
+        "to go on:  scripts/test --cloud --ladder --from free",
+    ]
+    assert "| free | interrupted | 1 passed |" in climb.page()
+
+
+def test_signal_is_heard_although_it_was_caught() -> None:
+    with interrupts() as heard:
+        assert not heard()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert heard()
 
 
 def test_cost_above_what_was_expected_is_a_surprise() -> None:
