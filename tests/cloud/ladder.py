@@ -133,7 +133,19 @@ def run_tests(rung: Rung) -> Recorder:
     """Run the tests of a rung in this process."""
     # The modules that an earlier rung has imported are rewritten already.
     ignored = "ignore::pytest.PytestAssertRewriteWarning"
-    words = ["-q", "-p", "no:cacheprovider", "-W", ignored, "-m", "cloud", "--rootdir", str(ROOT), *rung.tests]
+    words = [
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        ignored,
+        "-m",
+        "cloud",
+        "--rootdir",
+        str(ROOT),
+        *rung.tests,
+    ]
     with interrupts() as heard:
         recorder = Recorder(heard=heard)
         try:
