@@ -95,7 +95,10 @@ def _checked_checkpoint(store: Store, run: Run, number: int, *, needs_proof: boo
     if missing := _missing(store, [(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts]):
         raise Corrupt(f"{missing} is missing or has another length")
     if needs_proof:
-        RunLog(store, run).check_backed(number)
+        try:
+            RunLog(store, run).check_backed(number)
+        except Corrupt as error:
+            raise Corrupt(f"{error}, and `--at` with a round from {number} on uses it") from error
     read_evidence(store, run.nonce, manifest)
     return commit
 
