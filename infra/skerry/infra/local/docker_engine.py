@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import socket
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -289,9 +290,19 @@ def _messages(stream: Iterator[dict[str, Any]], on_line: Callable[[Line], None])
 
 
 def _client() -> APIClient:
-    from docker import APIClient, utils  # noqa: PLC0415  the import costs 0.2 s
+    from docker import APIClient, constants, utils  # noqa: PLC0415  the import costs 0.2 s
+    from docker.errors import DockerException  # noqa: PLC0415  as above
 
-    return APIClient(version="auto", timeout=_TIMEOUT_S, **utils.kwargs_from_env())
+    settings = utils.kwargs_from_env()
+    _, is_local, path = str(settings.get("base_url", constants.DEFAULT_UNIX_SOCKET)).partition("unix://")
+    if is_local:
+        # The SDK does not close a socket that it cannot connect.
+        with socket.socket(socket.AF_UNIX) as attempt:
+            try:
+                attempt.connect(path)
+            except OSError as error:
+                raise DockerException(f"{path}: {error.strerror}") from error
+    return APIClient(version="auto", timeout=_TIMEOUT_S, **settings)
 
 
 @contextlib.contextmanager
