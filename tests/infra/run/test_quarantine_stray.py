@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.forger import CLOSED, UNKNOWN, Forger, take_over, train_pair
-from tests.kit.managers import assert_same_parameters, islands_of, together
+from tests.kit.managers import assert_same_parameters, begin_run, islands_of, together
 from tests.kit.stores import View
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
@@ -188,6 +188,31 @@ def test_quarantine_moves_a_contribution_without_its_payload(stopped: tuple[Dire
     again = restart(store)
     assert go_on(again) == ["", ""]
     assert_trained_alike(again)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_run_starts_after_what_only_looks_like_a_checkpoint_is_moved(number: int) -> None:
+    store = MemoryStore()
+    begin_run(store, "ab", minimum=2)
+    key = keys.checkpoint_manifest(number)
+    store.create(key, b"{}")
+    errors = go_on(islands_of(store, "ab"))
+    assert all(f"{key} kind=" in text and "`skerry doctor memory://`" in text for text in errors), errors
+    assert [record.key for record in quarantine(store).moved] == [key]
+    again = restart(store)
+    assert go_on(again) == ["", ""]
+    assert_trained_alike(again)
+
+
+def test_damaged_first_checkpoint_stays_once_replicas_train_from_it() -> None:
+    store = MemoryStore()
+    for island in train_pair(store):
+        island.stop()
+    for folder in (keys.COMMITS, keys.EXCHANGES, keys.RECEIPTS):
+        for entry in store.list(folder):
+            store.delete(entry.key)
+    store.replace(keys.checkpoint_manifest(0), b"{}")
+    assert keys.checkpoint_manifest(0) not in {record.key for record in quarantine(store).moved}
 
 
 def test_replicas_that_restart_name_a_commit_of_an_undecided_round() -> None:

@@ -73,7 +73,10 @@ class CheckpointLoader:
             )
             if candidate.manifest is None:
                 cause = damage[0] if damage else None
-                raise Corrupt(f"no checkpoint of {self._log.store.uri} can be loaded: {cause}") from cause
+                uri = self._log.store.uri
+                raise Corrupt(
+                    f"no checkpoint of {uri} can be loaded: {cause}; `skerry doctor {uri}` says how to go on"
+                ) from cause
             joins = not heals and beyond < 0
             sources: list[State | None] = [None]
             if self._near is not None and joins and candidate.evidence.states:

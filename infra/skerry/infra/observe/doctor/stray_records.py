@@ -95,14 +95,27 @@ def _why_stray(log: RunRecords, key: str, head: int, least: int) -> str | None:
         return None
     if number > head:
         return f"the log has not reached this round: round {head} is open"
+    return _why_refused(log, key, head, least)
+
+
+def _why_refused(log: RunRecords, key: str, head: int, least: int) -> str | None:
+    """The reason for which replicas refuse a record of the open round `head`; None if they can use it."""
     if key.startswith(_CLOSING):
         return f"round {head} is open: contributions of {least} replicas do not back it"
-    if key.startswith(keys.EXCHANGES) and (why := _refused_decision(log, key, least) or _unusable(log, key)):
-        return f"replicas refuse this decision: {why}"
+    if key.startswith(keys.EXCHANGES):
+        why = _refused_decision(log, key, least) or _unusable(log, key)
+        return None if why is None else f"replicas refuse this decision: {why}"
+    if key == keys.checkpoint_manifest(0) and key not in log.manifests and not _has_contributions(log):
+        return "replicas cannot start: it is no checkpoint of this run"
     base = _base(log, head)
-    if key in log.contributions and base not in {None, log.contributions[key].record.base}:
-        return f"replicas refuse this contribution: {_other_base(log.contributions[key].record.base, base)}"
-    return None
+    if key not in log.contributions or base in {None, log.contributions[key].record.base}:
+        return None
+    return f"replicas refuse this contribution: {_other_base(log.contributions[key].record.base, base)}"
+
+
+def _has_contributions(log: RunRecords) -> bool:
+    """True once replicas train from checkpoint 0: another one would be another run."""
+    return any(key.startswith(keys.CONTRIBUTIONS) for key in log.listed)
 
 
 def _refused_decision(log: RunRecords, key: str, least: int) -> str | None:
