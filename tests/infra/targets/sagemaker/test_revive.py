@@ -102,6 +102,18 @@ def test_operator_sees_a_revived_job_as_the_job_of_its_slot(group: Group) -> Non
     assert [view.condition for _, view in working.list_jobs(group.operator.deployment())] == [Condition.READY] * 2
 
 
+@pytest.mark.parametrize("revived", [False, True])
+def test_job_beside_a_live_one_takes_no_place_and_is_destroyed(group: Group, *, revived: bool) -> None:
+    current = group.revive() if revived else group.first["a-1"]
+    peers, live = group.peers(), group.newest()
+    peers.start_next(Start(job=live, loss=peers.read_loss(live), generation=live.generation + 1))
+    assert group.run.jobs(group.operator) == {**group.first, "a-1": current}
+    assert group.operator.plan().plan.empty
+    assert group.run.live() == 3
+    assert group.operator.destroy().ok
+    assert group.run.live() == 0
+
+
 def test_later_apply_records_and_replaces_a_revived_job(group: Group) -> None:
     name = group.revive()
     operator = group.operator

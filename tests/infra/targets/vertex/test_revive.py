@@ -102,6 +102,18 @@ def test_operator_sees_a_revived_job_as_the_job_of_its_slot(group: Group) -> Non
     assert group.live == 2
 
 
+@pytest.mark.parametrize("revived", [False, True])
+def test_job_beside_a_live_one_takes_no_place_and_is_destroyed(group: Group, *, revived: bool) -> None:
+    current = group.revive() if revived else group.first["a-1"]
+    peers, live = group.peers(), group.newest()
+    peers.start_next(Start(job=live, loss=peers.read_loss(live), generation=live.generation + 1))
+    assert group.run.jobs(group.operator) == {**group.first, "a-1": current}
+    assert group.operator.plan().plan.empty
+    assert group.live == 3
+    assert group.operator.destroy().ok
+    assert group.live == 0
+
+
 def test_destroy_leaves_no_job_of_a_revival(group: Group) -> None:
     group.revive()
     lost = group.lose()

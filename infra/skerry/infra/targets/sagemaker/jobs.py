@@ -131,12 +131,14 @@ class Jobs:
         for region in {record.region for record in records}:
             rows = {str(row["TrainingJobName"]): row for row in self._listed(region, stem_of(run))}
             for record in (record for record in records if record.region == region):
-                for number, name in sorted(
-                    _later(rows, record).items(), key=lambda item: rows[item[1]]["CreationTime"]
-                ):
+                newest = record
+                for number, name in _later(rows, record):
+                    if rows[newest.name]["TrainingJobStatus"] in parse_observed_settings.LIVE:
+                        break  # whatever was created beside a live job does not follow it
                     if contract.REVIVED_TAG in self._tags(region, rows[name]):
                         outputs = {"name": name, "arn": str(rows[name]["TrainingJobArn"])}
-                        revived[record.address] = replace(record, name=name, generation=number, outputs=outputs)
+                        newest = replace(record, name=name, generation=number, outputs=outputs)
+                        revived[record.address] = newest
         return revived
 
     def forbid_revival(self, state_record: StateRecord) -> None:
@@ -285,17 +287,18 @@ class Jobs:
             return {}
 
 
-def _later(rows: Mapping[str, Mapping[str, Any]], record: StateRecord) -> dict[int, str]:
-    """Return the names of the jobs that may follow the recorded one, by generation.
+def _later(rows: Mapping[str, Mapping[str, Any]], record: StateRecord) -> list[tuple[int, str]]:
+    """Return generation and name of the jobs that may follow the recorded one, in the order of their creation.
 
     rows: by name. Records of failed jobs remain after a destroy, so only those created after the recorded job count.
     """
     if (own := rows.get(record.name)) is None:
-        return {}
+        return []
     first = record.name.removesuffix(generation_name("", record.generation))
     numbers = {name: name.removeprefix(f"{first}-g") for name in rows}
-    later = {int(number): name for name, number in numbers.items() if number.isdecimal()}
-    return {number: name for number, name in later.items() if rows[name]["CreationTime"] > own["CreationTime"]}
+    later = [(int(number), name) for name, number in numbers.items() if number.isdecimal()]
+    later = [(number, name) for number, name in later if rows[name]["CreationTime"] > own["CreationTime"]]
+    return sorted(later, key=lambda pair: rows[pair[1]]["CreationTime"])
 
 
 def described(aws: Aws, region: str, name: str) -> Mapping[str, Any] | None:

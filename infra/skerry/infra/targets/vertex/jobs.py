@@ -9,6 +9,7 @@ Sources: Vertex AI API, customJobs.cancel ("the job is not deleted"), .delete; I
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -113,14 +114,21 @@ class Jobs:
         """See RevivableJobHandler.list_revived. Of several jobs with one number the first: the others end."""
         revived: dict[str, StateRecord] = {}
         for project, region in {(str(record.settings["project"]), record.region) for record in records}:
-            rows = sorted(listed(self._google, run, project, region), key=lambda row: str(row["createTime"]))
+            rows = sorted(listed(self._google, run, project, region), key=_created)
+            live = {row["name"] for row in rows if parse_observed_settings.state(row) in parse_observed_settings.LIVE}
             for record in (record for record in records if record.region == region):
+                newest = record
                 for row in rows:
+                    if newest.outputs.get("name") in live:
+                        break  # whatever was created beside a live job does not follow it
                     mark = owner_labels.of_labels(parse_observed_settings.labels(row))
-                    newest = revived.get(record.address, record).generation
-                    follows = mark is not None and mark.key == slot_of(record) and mark.generation > newest
-                    if mark is not None and follows and contract.REVIVED_LABEL in parse_observed_settings.labels(row):
-                        revived[record.address] = dataclasses.replace(
+                    if (
+                        mark is not None
+                        and mark.key == slot_of(record)
+                        and mark.generation > newest.generation
+                        and contract.REVIVED_LABEL in parse_observed_settings.labels(row)
+                    ):
+                        newest = revived[record.address] = dataclasses.replace(
                             record,
                             name=str(row["displayName"]),
                             generation=mark.generation,
@@ -263,6 +271,10 @@ def cancel(google: Google, name: str) -> None:
             raise
         if row is not None and parse_observed_settings.state(row) in parse_observed_settings.STOPPABLE:
             raise
+
+
+def _created(row: Mapping[str, Any]) -> dt.datetime:
+    return dt.datetime.fromisoformat(str(row["createTime"]))
 
 
 def _is_this(row: Mapping[str, Any], desired: Desired) -> bool:
