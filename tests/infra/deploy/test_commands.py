@@ -110,7 +110,7 @@ def test_plan_refuses_a_spec_that_contradicts_the_run(spec: str) -> None:
     skerry("apply", spec, "--auto-approve")
     for option in ("-v", "--refresh-only"):
         output = skerry("plan", spec, "--set", "outer.lr=0.1", option, code=1).output
-        assert "problem: run 'tiny' was started from another spec" in output
+        assert "problem: run 'tiny' was started with other values" in output
         assert "lr: 0.7 -> 0.1" in output
 
 

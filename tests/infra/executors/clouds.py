@@ -138,6 +138,17 @@ class CloudSuite(ExecutorSuite):
                 executor.collect(handles, LONG)
         executor.close()
 
+    def test_executor_that_names_no_run_reads_and_cancels_by_handle(self, stage: CloudStage) -> None:
+        with stage.executor() as executor:
+            handles = stage.launch(executor)
+            other = stage.executor(run="")
+            assert [other.poll(handle) for handle in handles] == [None, None]
+            stage.write(handles[0], "here")
+            assert lines_of(other, handles[0]) == ["here"]
+            stage.finish(handles[0], 10)
+            other.cancel(handles[1])
+            assert other.collect(handles, LONG) == [Ending(exit_code=10), Ending(signal=15)]
+
     def test_job_created_by_a_call_without_reply_is_deleted(
         self, stage: CloudStage, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -94,8 +94,10 @@ def test_tolerations_may_have_fields_that_a_spec_has_not(stage: KubernetesStage)
 
 
 def test_options_that_a_spec_could_not_have_are_refused(stage: KubernetesStage) -> None:
-    with pytest.raises(Invalid, match=r"KubernetesExecutor cannot take this: cpu: .*; grace: .*must be 30s to 1h"):
+    with pytest.raises(Invalid, match=r"KubernetesExecutor cannot take this: cpu: .*; grace_s: must be 30s to 1h"):
         stage.executor(cpu="two", grace_s=5)
+    with pytest.raises(Invalid, match="cannot take this: memory_mib: must be at least 256MiB"):
+        stage.executor(memory_mib=100)
 
 
 def test_kubernetes_requests_match_the_golden_file(stage: KubernetesStage) -> None:

@@ -68,3 +68,9 @@ def test_sandbox_with_gpus_is_of_the_first_backend(stage: ModalStage) -> None:
 def test_longer_time_than_modal_gives_is_refused(stage: ModalStage) -> None:
     with pytest.raises(Invalid, match=r"ModalExecutor cannot take this: max_runtime: .*must be 1m to 1d"):
         stage.executor(max_runtime=timedelta(hours=25))
+
+
+def test_gpu_that_modal_must_not_replace_is_accepted(stage: ModalStage) -> None:
+    with stage.executor(gpu="H100!", gpus=2) as executor:
+        (handle,) = stage.launch(executor, 1)
+        assert stage.sandbox.definition_of(handle.job).resources.gpu_config.gpu_type == "H100!"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,6 +88,8 @@ def test_options_that_sagemaker_cannot_take_are_refused(stage: SageMakerStage) -
         stage.executor().launch_replicas(1, "python", ["-c", "#" * 2500])
     with pytest.raises(Invalid, match="not the ARN of a role: 'trainer'"):
         stage.executor(role="trainer")
+    with pytest.raises(Invalid, match=r"max_wait=2:00:00 includes max_runtime=1 day, 0:00:00, and is shorter"):
+        stage.executor(spot=True, max_wait=timedelta(hours=2))
     with pytest.raises(Invalid, match="no place to upload"):
         stage.executor(run="gs://acme/runs/tiny")
 

@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import JobInfo
 from tests.infra.targets.tables import read_cases
 
+from skerry.infra.executors.cloud_executor_base import ending_of
 from skerry.infra.provision.handler import StateRecord
 from skerry.infra.targets.aws_batch import job_views as batch
 from skerry.infra.targets.aws_batch.resource_types import Job as BatchJob
@@ -129,6 +130,14 @@ def test_job_shows_its_condition_reason_and_exit_code(case: list[str]) -> None:
     assert job.slot == "a-0"
     if status.upper() == "FAILED":
         assert (job.started_s, job.ended_s) == (STARTED.timestamp(), ENDED.timestamp())
+
+
+def test_why_of_an_executors_ending_refers_to_no_spec() -> None:
+    cases = (words.split("|") for words, _ in read_cases("job_views.txt"))
+    endings = [ending_of(VIEWS[target](*status)) for target, *status in cases]
+    texts = [ending.why for ending in endings if ending is not None]
+    assert len(texts) > 20
+    assert [text for text in texts if "spec" in text or "`skerry" in text or "`limits`" in text] == []
 
 
 def test_batch_job_shows_how_its_previous_attempt_ended() -> None:

@@ -26,7 +26,7 @@ from skerry.infra.provision.target_and_store_interfaces import RunContext
 from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code, seconds_of
 from skerry.infra.spec import store_uri
 from skerry.infra.spec.target_kinds import TargetOptions
-from skerry.infra.targets.shared.job_view_helpers import AGAIN, UNKNOWN
+from skerry.infra.targets.shared.job_view_helpers import AGAIN, DOCTOR, UNKNOWN
 from skerry.runtime import contract
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError
@@ -66,6 +66,8 @@ class CloudExecutor(RunOptions):
     """Its replicas are told the region of a bucket in S3, for which clients sign requests."""
     OUTPUT: ClassVar[str] = "id"
     """The output of a job that names it in handles; where it is absent, the job's name does."""
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    """Options of the target that have another name here, with that name."""
 
     image: str
     max_runtime: timedelta = _DAY
@@ -83,7 +85,7 @@ class CloudExecutor(RunOptions):
         try:
             self._options = self._as_target()
         except ValidationError as error:
-            raise Invalid(f"{type(self).__name__} cannot take this: {problems_of(error)}") from error
+            raise Invalid(f"{type(self).__name__} cannot take this: {problems_of(error, self.NAMES)}") from error
         groups = (self.group_of(1, self._options),)
         self._access = OperatorAccess(self.clock, self.environment, groups=groups)
         self._target = targets.open_target(self._options.kind, self._access)
@@ -232,7 +234,8 @@ class CloudExecutor(RunOptions):
             region=getattr(self._options, "region", ""),
             life=Life.JOB,
             brought=False,
-            settings={"environment": {contract.RUN_URI: self.run}},
+            # Without its run, which the first launch may name, a job is read by its own name.
+            settings={"environment": {contract.RUN_URI: self.run}} if self.run else {},
             outputs={self.OUTPUT: job},
             needs=(),
         )
@@ -268,7 +271,7 @@ class CloudExecutor(RunOptions):
         return {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
 
     def _endings(self, handles: Sequence[ReplicaHandle]) -> list[Ending | None]:
-        return [_ending(view) for view in self._views(handles)]
+        return [ending_of(view) for view in self._views(handles)]
 
     def _views(self, handles: Sequence[ReplicaHandle]) -> list[JobView]:
         views = self.read_jobs([handle.job for handle in handles])
@@ -276,7 +279,7 @@ class CloudExecutor(RunOptions):
             if view is None:
                 raise Invalid(
                     f"no record of {handle.job} ({handle.slot}): it never existed, or the cloud has deleted its "
-                    f"record; look for its ending in outcomes/{handle.slot}/ of {self.run}"
+                    f"record; look for its ending in outcomes/{handle.slot}/ of {self.run or 'its run'}"
                 )
         return [view for view in views if view is not None]
 
@@ -344,10 +347,11 @@ def _is_over(view: JobView) -> bool:
     return view.condition is not Condition.READY and not view.stopping
 
 
-def _ending(view: JobView) -> Ending | None:
+def ending_of(view: JobView) -> Ending | None:
+    """The ending that a view shows, without the commands that need a spec; None while the job may run."""
     if not _is_over(view):
         return None
-    why = view.why.replace(f"; {AGAIN}", "")  # of a spec
+    why = view.why.replace(f"; {AGAIN}", "").replace(f"; {DOCTOR}", "")  # commands for a spec
     if view.exit_code is not None:
         return ending_from_exit_code(view.exit_code, why)
     # It never ran, or its machine was lost: there is no exit code.

@@ -28,6 +28,11 @@ class KubernetesExecutor(CloudExecutor):
 
     SDK: ClassVar[tuple[str, str] | None] = ("lightkube", "kubernetes")
     OUTPUT: ClassVar[str] = "name"
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "memory": "memory_mib",
+        "shared_memory": "shared_memory_mib",
+        "grace": "grace_s",
+    }
 
     namespace: str
     context: str | None = None

@@ -33,6 +33,7 @@ class ModalExecutor(CloudExecutor):
     """
 
     SDK: ClassVar[tuple[str, str] | None] = ("modal", "modal")
+    NAMES: ClassVar[Mapping[str, str]] = {"environment": "modal_environment", "memory": "memory_mib"}
 
     max_runtime: timedelta = LONGEST
     modal_environment: str = "main"

@@ -22,6 +22,7 @@ from skerry.infra.run import code_archive
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import consistency, store_uri
 from skerry.infra.spec.model import Code, Faults, Outer, Replicas, Spec, SpecFile
+from skerry.infra.spec.validation_errors import rule_of
 from skerry.infra.spec.yaml_document import Document
 from skerry.infra.spec_and_store_errors import Place, SpecInvalid
 from skerry.runtime import contract
@@ -187,9 +188,11 @@ class RunOptions(ABC):
         return PreparedRun(spec=spec, code=None if packed is None else packed.digest)
 
 
-def problems_of(error: ValidationError) -> str:
-    """All problems in one line."""
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+def problems_of(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
+    """All problems in one line. names: of fields that have another name for the user."""
+    known = names or {}
+    problems = [(".".join(map(str, item["loc"])), item) for item in error.errors()]
+    return "; ".join(f"{known.get(name, name)}: {rule_of(item)}" for name, item in problems)
 
 
 def _is_installed(module: str) -> bool:

@@ -33,6 +33,11 @@ class SageMakerExecutor(CloudExecutor):
 
     SDK: ClassVar[tuple[str, str] | None] = ("boto3", "sagemaker")
     OUTPUT: ClassVar[str] = "name"
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "byo.role": "role",
+        "byo.subnets": "subnets",
+        "byo.security_groups": "security_groups",
+    }
 
     region: str
     role: str
@@ -52,6 +57,8 @@ class SageMakerExecutor(CloudExecutor):
     def _as_target(self) -> SageMakerTarget:
         if not self.role.startswith("arn:"):
             raise Invalid(f"not the ARN of a role: {self.role!r}; write arn:aws:iam::123456789012:role/NAME")
+        if self.spot and self.max_wait is not None and self.max_wait < self.max_runtime:
+            raise Invalid(f"max_wait={self.max_wait} includes max_runtime={self.max_runtime}, and is shorter; raise it")
         network = {"subnets": tuple(self.subnets) or None, "security_groups": tuple(self.security_groups) or None}
         return self._options_of(
             SageMakerTarget,

@@ -33,6 +33,7 @@ class SlurmExecutor(CloudExecutor):
     IN_CLOUD: ClassVar[bool] = False
     TELLS_REGION: ClassVar[bool] = False
     OUTPUT: ClassVar[str] = "job"
+    NAMES: ClassVar[Mapping[str, str]] = {"time": "max_runtime"}
     # squeue is cheap, and small jobs end within seconds.
     POLLS: ClassVar[Backoff] = Backoff(first=0.2, cap=15.0)
 

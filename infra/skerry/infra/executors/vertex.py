@@ -30,6 +30,11 @@ class VertexExecutor(CloudExecutor):
     SDK: ClassVar[tuple[str, str] | None] = ("google.cloud.aiplatform_v1", "vertex")
     TELLS_REGION: ClassVar[bool] = False
     OUTPUT: ClassVar[str] = "name"
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "disk": "disk_gb",
+        "byo.service_account": "service_account",
+        "byo.network": "network",
+    }
 
     project: str
     region: str

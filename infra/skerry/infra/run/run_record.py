@@ -346,8 +346,8 @@ def _source(spec: SpecFile, run: Run) -> tuple[str, str]:
 
 def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
     yield (
-        f"run {run.name!r} was started from another spec on {run.created}; undo the changes, change `run:` to "
-        "start a new run, or run `skerry destroy` to delete the old one"
+        f"run {run.name!r} was started with other values on {run.created}; undo the changes, give the run "
+        "another name, or run `skerry destroy` to delete the old one"
     )
     is_fixed = False
     for name, where in FIXED.items():

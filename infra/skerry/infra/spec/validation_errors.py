@@ -79,10 +79,11 @@ def _problem(model: type[BaseModel], error_details: ErrorDetails, document: Docu
             # A value where a reference belongs may be the secret itself.
             hidden = {"secrets", "env"} & set(where) and not isinstance(error_details["input"], bool | int | float)
             got = "" if hidden else f"; got {_shown(error_details['input'])}"
-            return document.problem(where, f"{_rule(error_details, section)}{got}{example}")
+            return document.problem(where, f"{rule_of(error_details, section)}{got}{example}")
 
 
-def _rule(error_details: ErrorDetails, section: type[BaseModel] | None) -> str:
+def rule_of(error_details: ErrorDetails, section: type[BaseModel] | None = None) -> str:
+    """Return the rule that a value breaks, in words. section: of the value."""
     if error_details["type"].startswith("model_") and section is not None:
         return f"must be a section with {', '.join(section.model_fields)}"
     rule = _RULES.get(error_details["type"])

@@ -46,7 +46,7 @@ SERVER = "train/skerry-tiny-f94f0f-cluster-0-POD"
             1,
             (
                 "FAILED, lost, exit code 20: it is not started again after this exit code (Container replica for pod "
-                f"{SERVER} failed with exit code 20 matching FailJob rule at index 0); exit code 20: the spec, the "
+                f"{SERVER} failed with exit code 20 matching FailJob rule at index 0); exit code 20: the options, the "
                 "code or the rights are wrong; see its logs"
             ),
         ),
@@ -110,7 +110,7 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
         (
             "secret: absent",
             None,
-            'its Secret is missing: see `secret` of the spec (secrets "absent" not found)',
+            'its Secret is missing: see `secret` (secrets "absent" not found)',
         ),
         (
             "claim: {name: absent, path: /shared}",
@@ -197,7 +197,9 @@ def test_stopped_evicted_and_deleted_jobs_are_distinguished(
 def test_job_past_its_time_limit_shows_it(cluster: Cluster, scene: Scene) -> None:
     cluster.patch(jobs_path(NAMESPACE, scene.names[0]), {"spec": {"activeDeadlineSeconds": 0}})
     view = view_of(cluster, scene)
-    assert view.why.startswith("its time limit was reached: `limits` or max_runtime of the spec (Job was active longer")
+    assert view.why.startswith(
+        "its time limit was reached: max_runtime, or the limits of the run (Job was active longer"
+    )
     assert not view.again
 
 

@@ -133,7 +133,7 @@ def test_another_sandbox_of_the_name_is_never_doubled(
     [
         (0, Condition.DONE, "done"),
         (10, Condition.LOST, "exit code 10: an outside failure; `skerry apply` starts another"),
-        (20, Condition.LOST, "exit code 20: the spec, the code or the rights are wrong; see its logs"),
+        (20, Condition.LOST, "exit code 20: the options, the code or the rights are wrong; see its logs"),
         (137, Condition.LOST, "terminated, preempted or killed; exit code 137: killed, often because memory"),
         (124, Condition.LOST, "its time limit was reached: max_runtime, or Modal's 24 hours"),
     ],
@@ -215,6 +215,8 @@ def test_price_is_the_users_own(tmp_path: Path) -> None:
     context = context_of(tmp_path, "secrets: [a], gpu: H100, gpus: 2, cpu: 4, memory: 10GiB")
     (rate,) = costs.rates(prices.load("modal", own), context.spec.limits, context.spec.replicas)
     assert (rate.per_hour, rate.cap_hours) == (pytest.approx(2 * (7.9 + 0.4 + 0.1)), 24.0)
+    kept = context_of(tmp_path, "secrets: [a], gpu: H100!, gpus: 2, cpu: 4, memory: 10GiB")
+    assert costs.rates(prices.load("modal", own), kept.spec.limits, kept.spec.replicas)[0].per_hour == rate.per_hour
     (rate,) = costs.rates(prices.load("modal", None), context.spec.limits, context.spec.replicas)
     assert (rate.per_hour, rate.source) == (None, "no price of H100 and cpu and memory at Modal")
 

@@ -409,7 +409,7 @@ def _disabled(name: str, project: str, consumer: str, *, is_ours: bool | None) -
             f"{name} is not enabled there: {other}"
         )
     text = (
-        f"{name} is not enabled in the project {project}: `skerry apply` enables what it needs, or run "
+        f"{name} is not enabled in the project {project}: enable it with "
         f"`gcloud services enable {name} --project {project}`"
     )
     return Disabled(text if is_ours else f"{text}; if {consumer} is not the number of {project}: {other}")

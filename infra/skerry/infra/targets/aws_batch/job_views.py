@@ -36,7 +36,7 @@ _AT_ONCE: Final = 100
 # The meaning of a reason that Batch or ECS give, by a part of it.
 _REASONS: Final = {
     "Host EC2": "its machine was reclaimed or lost",
-    "Job attempt duration exceeded timeout": "its time limit was reached: `limits` or max_runtime of the spec",
+    "Job attempt duration exceeded timeout": "its time limit was reached: max_runtime, or the limits of the run",
     "CannotPullContainerError": (
         "its image could not be pulled: check that it exists and its execution role may read it"
     ),

@@ -137,7 +137,7 @@ def _why(stage: str, message: str, *, late: bool) -> str:
     if why is not None:
         return f"{why} ({message})" if why and message else why
     if late:
-        return "its time limit was reached: `limits` or max_runtime of the spec"
+        return "its time limit was reached: max_runtime, or the limits of the run"
     meaning = next((text for pattern, text in _MEANINGS if pattern.search(message)), None)
     if meaning is not None:
         return meaning.format(message=message)

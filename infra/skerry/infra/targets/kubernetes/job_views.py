@@ -43,7 +43,7 @@ _STATES: Final = {
     parse_observed_settings.TERMINATING: "it is being stopped",
 }
 _FAILURES: Final = {
-    "DeadlineExceeded": "its time limit was reached: `limits` or max_runtime of the spec",
+    "DeadlineExceeded": "its time limit was reached: max_runtime, or the limits of the run",
     "BackoffLimitExceeded": "all its attempts are used up",
     "PodFailurePolicy": "it is not started again after this exit code",
 }
@@ -53,18 +53,18 @@ _WAITING: Final = {
     "ErrImagePull": "its image could not be pulled: check that it exists, and `pull_secret`",
     "ImagePullBackOff": "its image could not be pulled: check that it exists, and `pull_secret`",
     "InvalidImageName": "its image has no valid name",
-    "CreateContainerConfigError": "its Secret is missing: see `secret` of the spec",
+    "CreateContainerConfigError": "its Secret is missing: see `secret`",
     "CreateContainerError": "its container cannot be created",
 }
 # The meaning of a message of the scheduler or of an event, by a part of it; the first that matches counts.
 _MESSAGES: Final = {
     "exceeded quota": "the quota of the namespace is used up",
     "error looking up service account": "its service account is missing: run `skerry apply`",
-    "no PriorityClass": "its priority class does not exist: see `priority_class` of the spec",
+    "no PriorityClass": "its priority class does not exist: see `priority_class`",
     "Insufficient nvidia.com/gpu": "no node has that many free GPUs",
     "Insufficient": "no node has that much free CPU or memory",
     "didn't match Pod's node affinity/selector": "no node has the labels of `node_selector`",
-    "untolerated taint": "the nodes have a taint that `tolerations` of the spec does not name",
+    "untolerated taint": "the nodes have a taint that `tolerations` does not name",
     "persistentvolumeclaim": "its claim is missing or cannot be mounted",
 }
 _LOST_NODE: Final = (

@@ -29,7 +29,7 @@ def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Ra
 
 def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     target = ModalTarget.of(group)
-    gpus = [] if target.gpu is None else [(target.gpu, float(target.gpus))]
+    gpus = [] if target.gpu is None else [(target.gpu.rstrip("!+"), float(target.gpus))]
     parts = [*gpus, ("cpu", target.cpu), ("memory", target.memory / (1 << 30))]
     parts_with_prices = [(name, count, prices.machine(_REGION, name)) for name, count in parts]
     known = [(price.usd * count, price) for _, count, price in parts_with_prices if price is not None]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LONGEST: Final = timedelta(hours=24)
 """The longest time of a sandbox."""
 _NAME: Final = shaped(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name of Modal: letters, digits, '.', '_' and '-'")
-_GPU: Final = shaped(r"[A-Za-z0-9][A-Za-z0-9-]*", "a type of GPU, as Modal names it, without a number")
+_GPU: Final = shaped(r"[A-Za-z0-9][A-Za-z0-9-]*[!+]?", "a type of GPU, as Modal names it, without a number")
 _WORKSPACE: Final = shaped(r"ac-[A-Za-z0-9]+", "the id of a workspace of Modal, ac-...")
 _REMEDY: Final = "write workspace: ac-..., or secrets: [store-keys], a Secret of Modal with its two keys"
 
@@ -40,7 +40,8 @@ class ModalTarget(TargetOptions):
     environment: Annotated[str, _NAME, Field(examples=["main"])] = "main"
     """The environment of the workspace, which must exist."""
     gpu: Annotated[str, _GPU, Field(examples=["H100"])] | None = None
-    """The type of GPU; null is none. With a GPU, a creation waits until a machine is free, for 21 minutes at most."""
+    """The type of GPU; null is none. Modal may replace H100 by a better one, but not H100!. With a GPU, a creation
+    waits until a machine is free, for 21 minutes at most."""
     gpus: Annotated[int, Field(ge=1, le=8, examples=[1])] = 1
     """GPUs of one replica, if `gpu` names a type; it has one rank for each."""
     cpu: Annotated[float, Field(ge=0.125, le=64, examples=[4])] = 1.0

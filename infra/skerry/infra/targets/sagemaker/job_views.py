@@ -16,6 +16,7 @@ from skerry.infra.targets.sagemaker.jobs import described
 from skerry.infra.targets.sagemaker.resource_graph import LOGS
 from skerry.infra.targets.shared.job_view_helpers import (
     AGAIN,
+    DOCTOR,
     EXIT_CODES,
     exit_text,
     joined,
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 _FAILURES: Final = {
     "CapacityError": "no machine of its type is available now: try another instance or region, spot, or max_pending",
     "InternalServerError": f"an internal failure of SageMaker; {AGAIN}",
-    "ResourceLimitExceeded": "a quota of the account is used up: see `skerry doctor`",
+    "ResourceLimitExceeded": f"a quota of the account is used up; {DOCTOR}",
     "AlgorithmError": "its container ended with an error",
     "ClientError": "SageMaker could not run it as requested: check image, role, network and S3 locations",
 }
 # Failures after which another start may succeed.
 _PASSING: Final = ("CapacityError", "InternalServerError")
 _ENDS: Final = {
-    "MaxRuntimeExceeded": "its time limit was reached: `limits` or max_runtime of the spec",
-    "MaxWaitTimeExceeded": "it waited for spot machines and ran as long as max_wait of the spec allows",
-    "MaxPendingTimeExceeded": "it waited for a machine as long as max_pending of the spec allows",
+    "MaxRuntimeExceeded": "its time limit was reached: max_runtime, or the limits of the run",
+    "MaxWaitTimeExceeded": "it waited for spot machines and ran as long as max_wait allows",
+    "MaxPendingTimeExceeded": "it waited for a machine as long as max_pending allows",
     "Stopped": "stopped on request",
     "Stopping": "it is being stopped, within two minutes",
 }

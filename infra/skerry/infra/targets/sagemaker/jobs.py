@@ -330,5 +330,5 @@ def _of_quota(desired: Desired, error: Invalid) -> Invalid:
     return Invalid(
         f"{short}: {error}; {first}ask for more of {quota!r} in the console of Service Quotas, or by its code: "
         f"{command} --query \"Quotas[?QuotaName=='{quota}']\", then `aws service-quotas "
-        f"request-service-quota-increase`; `skerry apply` goes on from here"
+        f"request-service-quota-increase`; then run the same command again"
     )

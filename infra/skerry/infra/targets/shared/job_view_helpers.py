@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Final[Mapping[int, str]] = {
     int(ExitCode.DONE): "done",
-    int(ExitCode.PERMANENT): "the spec, the code or the rights are wrong; see its logs",
+    int(ExitCode.PERMANENT): "the options, the code or the rights are wrong; see its logs",
     int(ExitCode.STOPPED): "its script stopped it, or the time of the run is over; see its logs",
     137: "killed, often because memory was short",
     143: "stopped by a signal",
@@ -26,6 +26,8 @@ EXIT_CODES: Final[Mapping[int, str]] = {
 
 AGAIN: Final = "`skerry apply` starts another"
 """The advice for a job that is lost."""
+DOCTOR: Final = "see `skerry doctor`"
+"""The advice for a job that a quota or a right stopped."""
 UNKNOWN: Final = "UNKNOWN"
 """The state of a job of which the cloud has no record."""
 

@@ -16,6 +16,7 @@ from skerry.infra.clouds.google.logs import events
 from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine
 from skerry.infra.targets.shared.job_view_helpers import (
     AGAIN,
+    DOCTOR,
     EXIT_CODES,
     exit_text,
     joined,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _STATUS: Final = re.compile(r"non-zero status of (\d+)")
 # The meaning of a message of Vertex AI, by a pattern in it; the first that is found counts.
 _REASONS: Final = (
-    (r"quota", "a quota is used up; see `skerry doctor`"),
+    (r"quota", f"a quota is used up; {DOCTOR}"),
     (r"STOCKOUT|preempt", f"its machine was reclaimed, or none is available now; {AGAIN}"),
     (
         r"insufficient (resources|capacity)|not have enough resources|resources are (insufficient|.*unavailable)",
@@ -46,7 +47,7 @@ _REASONS: Final = (
     (r"out-of-memory|out of memory", "it used more memory than its machine has; take a larger machine"),
     (
         r"timeout|time limit",
-        "its time limit was reached: `limits` or max_runtime of the spec, or seven days",
+        "its time limit was reached: max_runtime, the limits of the run, or seven days",
     ),
     (
         r"image.*(not found|does not exist)|manifest unknown",
@@ -56,7 +57,7 @@ _REASONS: Final = (
         r"artifactregistry|pull image|image pull",
         "its image could not be pulled: check that the Vertex AI service agent of the project may read the repository",
     ),
-    (r"permission|authentication scopes|unauthorized", "a permission is missing; see `skerry doctor`"),
+    (r"permission|authentication scopes|unauthorized", f"a permission is missing; {DOCTOR}"),
     (r"CANCELED|cancelled", f"it was stopped; {AGAIN}"),
 )
 # Failures after which another start may succeed.
@@ -64,9 +65,9 @@ _PASSING: Final = frozenset(_REASONS[number][1] for number in (1, 2))
 _PASSING_CODES: Final = (13, 14)
 # The meaning of an error code (google.rpc.Code), for errors without a known message.
 _CODES: Final = {
-    4: "its time limit was reached: `limits` or max_runtime of the spec, or seven days",
-    7: "a permission is missing; see `skerry doctor`",
-    8: "no machine of its type is available now, or a quota is used up; see `skerry doctor`",
+    4: "its time limit was reached: max_runtime, the limits of the run, or seven days",
+    7: f"a permission is missing; {DOCTOR}",
+    8: f"no machine of its type is available now, or a quota is used up; {DOCTOR}",
     13: f"an internal failure of Vertex AI; {AGAIN}",
     14: f"an internal failure of Vertex AI; {AGAIN}",
 }
