@@ -63,6 +63,12 @@ def test_replica_gets_the_values_that_its_secrets_name(stage: HubStage) -> None:
         assert variables["AWS_SECRET_ACCESS_KEY"] == stage.environment()["REPLICA_SECRET_KEY"]
 
 
+def test_names_of_users_may_have_dots_and_underscores(stage: HubStage) -> None:
+    assert stage.executor(namespace="ada.l_2").namespace == "ada.l_2"
+    with pytest.raises(Invalid, match="namespace: must be a user or an organization of Hugging Face"):
+        stage.executor(namespace="ada/tiny")
+
+
 def test_secret_missing_in_the_environment_is_refused(stage: HubStage) -> None:
     executor = stage.executor(secrets={**KEYS, "TOKEN": "MY_TOKEN"})
     with pytest.raises(Invalid, match="secrets of jobs are not in your environment: MY_TOKEN; set them"):

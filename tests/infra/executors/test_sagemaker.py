@@ -83,6 +83,11 @@ def test_stop_of_an_ended_job_succeeds(stage: SageMakerStage) -> None:
         assert executor.poll(handles[0]) == Ending(exit_code=0)
 
 
+def test_region_of_the_european_partition_is_accepted(stage: SageMakerStage) -> None:
+    role = "arn:aws-eusc:iam::123456789012:role/team/trainer"
+    assert stage.executor(region="eusc-de-east-1", role=role).region == "eusc-de-east-1"
+
+
 def test_options_that_sagemaker_cannot_take_are_refused(stage: SageMakerStage) -> None:
     with pytest.raises(Invalid, match=r"SKERRY_COMMAND has .* characters, and SageMaker passes at most 2500"):
         stage.executor().launch_replicas(1, "python", ["-c", "#" * 2500])

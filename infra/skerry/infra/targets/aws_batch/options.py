@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Batch User Guide, "Job timeouts".
 _SHORTEST_S: Final = 60
-_ZONE: Final = shaped(r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}(-[a-z0-9-]+)?[a-z]", "a zone of AWS")
+_ZONE: Final = shaped(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}(-[a-z0-9-]+)?[a-z]", "a zone of AWS")
 # A whole type: the price of a family, and how many replicas fit on it, cannot be known beforehand.
 _INSTANCE_TYPE: Final = shaped(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "a type of machine with its size, not a family")
 _MACHINES: Final = ("instance_profile", "launch_template", "security_groups", "subnets")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from skerry.infra.spec.yaml_document import Document
     from skerry.infra.spec_and_store_errors import Problem
 
-_NAMESPACE: Final = shaped(r"[A-Za-z0-9]([A-Za-z0-9-]{0,40}[A-Za-z0-9])?", "a user or an organization of Hugging Face")
+_NAMESPACE: Final = shaped(
+    r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?", "a user or an organization of Hugging Face"
+)
 _FLAVOR: Final = shaped(r"[a-z0-9]+(-[a-z0-9]+)*", "a flavor, as `hf jobs hardware` lists it")
 _COUNT: Final = re.compile(r"x(\d+)$")
 

@@ -19,7 +19,7 @@ MOST_ROLES: Final = 200
 """The most roles for single replicas that one kind of target creates in a run (decision 0005)."""
 _LONGEST_TAG: Final = 256
 
-REGION: Final = shaped(r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}", "a region of AWS")
+REGION: Final = shaped(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}", "a region of AWS")
 Subnets = Annotated[
     tuple[Annotated[str, shaped(r"subnet-[0-9a-f]+", "the id of a subnet")], ...], Field(min_length=1, max_length=16)
 ]
