@@ -100,7 +100,7 @@ REFUSALS = [
     (
         denied("off", NO_SERVICE),
         Disabled,
-        "iam.googleapis.com is not enabled in the project acme: `skerry apply` enables.*gcloud services enable iam.goo",
+        "iam.googleapis.com is not enabled in the project acme: enable it with `gcloud services enable iam.goo",
     ),
     (older(403, "accessNotConfigured", "off"), Disabled, "gcloud services enable iam.googleapis.com --project acme"),
     (denied("no billing", info("BILLING_DISABLED")), Invalid, "Google refuses: .*no billing"),
