@@ -248,7 +248,7 @@ def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
     with pytest.raises(Invalid) as caught:
         run_record.create_or_load_run(store, load(path, "outer.lr=0.1", "replicas[0].count=1"), CLOCK)
     first, *differences = str(caught.value).splitlines()
-    assert "change `run:` to start a new run, or run `skerry destroy`" in first
+    assert "give the run another name, or run `skerry destroy`" in first
     assert differences == [
         f"  replicas: a-0, a-1 -> a-0 ({path}:9:3); may change at any time",
         f"  rounds: 3 -> 9 ({path}:6:17); `skerry extend --rounds 9` changes it",
