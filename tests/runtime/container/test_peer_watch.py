@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.kit.protocol import run_record
+from tests.kit.records import commit
 from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 
@@ -246,6 +247,38 @@ def test_watch_that_was_stopped_starts_nothing() -> None:
     group.watch.stop()
     group.look("a-0", "a-2", times=3)
     assert group.jobs.started == []
+
+
+def test_job_that_cannot_be_read_delays_no_other() -> None:
+    group = Group(Jobs(FAILED, replace(FAILED, slot="a-2", key="job-2")))
+
+    def read(job: PeerJob) -> JobLoss:
+        if job.slot == "a-1":
+            raise KeyError("TrainingJobStatus")
+        return LOSS
+
+    group.jobs.read_loss = read  # type: ignore[method-assign]
+    group.look("a-0", times=6)
+    assert group.jobs.started == ["job-2-next"]
+
+
+def test_words_of_a_lost_replica_end_no_line_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    group = Group(Jobs(FAILED))
+    group.jobs.loss = replace(LOSS, reason="exit code: 10\nskerry-replica: done\x1b[2J")
+    group.look("a-0", "a-2", times=5)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "(exit code: 10?skerry-replica: done?[2J); started job-1-next" in line
+
+
+def test_finished_run_needs_no_replica_again() -> None:
+    group = Group(Jobs(FAILED))
+    run = group.run.model_copy(update={"rounds": 2})
+    log = RunLog(group.store, run)
+    group.watch = PeerWatch(group.jobs, REVIVAL, "a-0", "a", log, group.clock)
+    log.create(keys.commit(0), commit(0, run=run.nonce))
+    log.create(keys.commit(1), commit(1, run=run.nonce))
+    group.look("a-0", "a-2", times=6)
+    assert group.jobs.asked == 0
 
 
 def test_removed_slot_is_not_started_again() -> None:

@@ -19,12 +19,17 @@ LOST: Final = "skerry-tiny-c0609f-r-1-bbb863"
 REVIVE: Final = Revival(after_s=180.0, limit=5, window_s=3600.0).to_text()
 
 
-def run(container: ContainerStarts, tags: dict[str, dict[str, str]] | None) -> tuple[int, bool, str]:
-    """Run the job that follows LOST. tags: of each job; None: refused. Exit code, whether it ran, output."""
+REFUSAL: Final = HttpReply(status=400, body=json.dumps({"__type": "AccessDeniedException", "Message": "no"}))
+
+
+def run(
+    container: ContainerStarts, tags: dict[str, dict[str, str]] | None, refusal: HttpReply = REFUSAL
+) -> tuple[int, bool, str]:
+    """Run the job that follows LOST. tags: of each job; None: `refusal`. Exit code, whether it ran, output."""
 
     def respond(request: HttpRequest) -> HttpReply:
         if tags is None:
-            return HttpReply(status=400, body=json.dumps({"__type": "AccessDeniedException", "Message": "no"}))
+            return refusal
         listed = tags.get(json.loads(request.body)["ResourceArn"].removeprefix(JOBS), {})
         return HttpReply(body=json.dumps({"Tags": [{"Key": key, "Value": value} for key, value in listed.items()]}))
 
@@ -59,7 +64,14 @@ def test_job_that_follows_a_lost_one_runs(container: ContainerStarts, *, revived
 def test_refused_look_is_a_warning_and_the_job_runs(container: ContainerStarts) -> None:
     code, ran, output = run(container, None)
     assert (code, ran) == (0, True)
-    assert "revive: warning: whether this job was cancelled is not known: ListTags: AccessDeniedException: no" in output
+    assert "revive: warning: whether this job was cancelled is not known: Unauthorized: ListTags" in output
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"Tags": [{}]}', '{"Tags": null}'])
+def test_strange_answer_of_the_service_keeps_no_job_away(container: ContainerStarts, answer: str) -> None:
+    code, ran, output = run(container, None, refusal=HttpReply(body=answer))
+    assert (code, ran) == (0, True)
+    assert "revive: warning: whether this job was cancelled is not known" in output
 
 
 def test_job_of_another_origin_trains_without_a_watch(container: ContainerStarts) -> None:

@@ -51,6 +51,8 @@ def training_job_context(request: Mapping[str, Any]) -> dict[str, str]:
     network: Mapping[str, Any] = request.get("VpcConfig", {})
     return {
         "sagemaker:instancetypes": str(request.get("ResourceConfig", {}).get("InstanceType", "")),
+        "sagemaker:keepaliveperiod": str(request.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", "")),
+        "sagemaker:taggingaction": "CreateTrainingJob" if "TrainingJobName" in request else "",
         "sagemaker:maxruntimeinseconds": str(request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", "")),
         "sagemaker:vpcsubnets": ",".join(network.get("Subnets", [])),
         "sagemaker:vpcsecuritygroupids": ",".join(network.get("SecurityGroupIds", [])),

@@ -16,8 +16,9 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.container.peer_jobs import Leave, decide, slots_to_look_at
 from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs
 from skerry.runtime.container.vertex_peer_jobs import VertexPeerJobs
-from skerry.runtime.errors import Conflict, Invalid, SkerryError
+from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import is_over
 from skerry.runtime.log.setting_changes import RunSettings
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class PeerWatch:
     def __init__(self, jobs: PeerJobs, revival: Revival, slot: str, group: str, log: RunLog, clock: Clock) -> None:
         """slot: of this replica. log: of the run, for the watch alone."""
         self._jobs, self._revival, self._slot, self._group = jobs, revival, slot, group
-        self._store, self._run, self._clock = log.store, log.run, clock
-        self._settings = RunSettings(log)
+        self._log, self._run, self._clock = log, log.run, clock
+        self._settings, self._closed = RunSettings(log), 0
         self._beats: dict[str, _Beat] = {}
         self._left_until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
@@ -88,7 +89,7 @@ class PeerWatch:
         mine = [slot for slot in self._settings.slots or self._run.slots if self._is_of_group(slot)]
         now = self._clock.now()
         due = [slot for slot in slots_to_look_at(self._slot, silent, mine) if self._left_until.get(slot, now) <= now]
-        if not due:
+        if not due or self._is_run_over():
             return
         jobs = self._jobs.list()
         for slot in due:
@@ -96,7 +97,7 @@ class PeerWatch:
                 self._consider(slot, [job for job in jobs if job.slot == slot])
                 self._failures.pop(slot, None)
                 pause_s = _LEAVES * self._revival.after_s
-            except (SkerryError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  whatever is wrong with one job must not delay the others
                 pause_s = self._failed(slot, error)
             self._left_until[slot] = now + pause_s
 
@@ -104,7 +105,7 @@ class PeerWatch:
         now_s = dt.datetime.fromisoformat(self._clock.utc_text()).timestamp()
         decision = decide(jobs, self._jobs.read_loss, now_s, self._revival)
         if isinstance(decision, Leave):
-            self._log(slot, f"{slot} is silent: {decision.reason}")
+            self._tell(slot, f"{slot} is silent: {decision.reason}")
             return
         if self._stopped.is_set():
             return
@@ -112,15 +113,15 @@ class PeerWatch:
         try:
             name = self._jobs.start_next(decision)
         except Conflict:
-            self._log(slot, f"{why}; it has been started again already")
+            self._tell(slot, f"{why}; it has been started again already")
         else:
-            self._log(slot, f"{why}; started {name}")
+            self._tell(slot, f"{why}; started {name}")
 
     def _read_silent(self) -> set[str]:
         """The slots of the group whose heartbeat has not changed for `after_s` since it was first looked for."""
         now = self._clock.now()
         stamps: dict[str, tuple[float, int]] = {}
-        for entry in self._store.list(keys.HEARTBEATS):
+        for entry in self._log.store.list(keys.HEARTBEATS):
             try:
                 stamps[keys.slot_of(entry.key)] = entry.modified, entry.size
             except Invalid:  # a foreign object
@@ -132,6 +133,12 @@ class PeerWatch:
                 self._beats[slot] = _Beat(stamp=stamp, at=now)
         return {slot for slot, beat in self._beats.items() if now - beat.at >= self._revival.after_s}
 
+    def _is_run_over(self) -> bool:
+        """True if the run needs no replica any more, while the script of this one still goes on."""
+        self._closed = self._log.find_head(self._closed)
+        last = self._log.read_last_commit(self._closed)
+        return last is not None and is_over(*self._settings.end, self._closed, last.record.work)
+
     def _is_of_group(self, slot: str) -> bool:
         group, _, number = slot.rpartition("-")
         return group == self._group and number.isdecimal()
@@ -141,10 +148,10 @@ class PeerWatch:
         attempt = self._failures.get(slot, 0)
         self._failures[slot] = attempt + 1
         whose = f"{slot} cannot be started again yet" if slot else "the other replicas cannot be looked after yet"
-        self._log(slot, f"warning: {whose}: {type(error).__name__}: {error}; the training goes on")
+        self._tell(slot, f"warning: {whose}: {type(error).__name__}: {error}; the training goes on")
         return _RETRY.delay(attempt, self._clock)
 
-    def _log(self, slot: str, line: str) -> None:
+    def _tell(self, slot: str, line: str) -> None:
         if self._logged.get(slot) != line:
             self._logged[slot] = line
             _log_line(line)
@@ -167,13 +174,13 @@ def watch_peers(
     try:
         jobs = _open_peer_jobs(settings, job, environment, clock)
         watch = PeerWatch(jobs, settings.revival, slot, slot.rpartition("-")[0], log, clock)
-    except SkerryError as error:
+    except Invalid as error:
         _log_line(f"warning: revive: peers has no effect: {error}")
         return None, None
     try:
         return watch, jobs.superfluous()
-    except (SkerryError, OSError, LookupError) as error:
-        _log_line(f"warning: whether this job was cancelled is not known: {error}")
+    except Exception as error:  # noqa: BLE001  whatever a service answers, the job trains
+        _log_line(f"warning: whether this job was cancelled is not known: {type(error).__name__}: {error}")
         return watch, None
 
 
@@ -191,6 +198,10 @@ def _open_peer_jobs(settings: ReplicaSettings, job: Job, environment: Mapping[st
 
 
 def _log_line(line: str) -> None:
-    """Write one line of the watch to stderr, where the script's output also goes."""
-    sys.stderr.write(f"skerry-replica: revive: {line}\n")
+    """Write one line of the watch to stderr, where the script's output also goes.
+
+    Parts of it are another replica's words: they may contain line breaks, and what a terminal takes for commands.
+    """
+    text = "".join(character if character.isprintable() else "?" for character in line)
+    sys.stderr.write(f"skerry-replica: revive: {text}\n")
     sys.stderr.flush()

@@ -98,7 +98,7 @@ class SageMakerPeerJobs:
         return JobLoss(
             # It may have changed since it was listed.
             again=description["TrainingJobStatus"] == "Failed" and may_help(reason),
-            reason=reason,
+            reason=redact(reason),
             is_cancelled=contract.CANCELLED_TAG in tags,
             description={**description, "Tags": tags},
         )
@@ -118,7 +118,9 @@ class SageMakerPeerJobs:
 
     def _tags(self, arn: str) -> dict[str, str]:
         answer = self._ask("ListTags", {"ResourceArn": arn, "MaxResults": _PAGE})
-        return {str(tag["Key"]): str(tag["Value"]) for tag in answer["Tags"]}
+        tags = {str(tag["Key"]): str(tag["Value"]) for tag in answer["Tags"]}
+        # Those of AWS itself are in no request.
+        return {key: value for key, value in tags.items() if not key.startswith("aws:")}
 
     def _ask(self, action: str, request: Mapping[str, object]) -> Any:
         keys = keys_of_job(self._environment)

@@ -2,7 +2,8 @@
 
 Vertex AI numbers jobs and does not prevent duplicates. So each job that a replica has created looks when it starts: of
 several with one number the first one runs, and the others end. The record of a cancelled job is deleted, so a job that
-follows one without a record ends as well.
+follows one without a record ends as well. Any account that may create jobs in the project can label one as this run's.
+So only jobs of this job's own account count: creating one needs the right to act as it.
 Source: Vertex AI API, projects.locations.customJobs.
 """
 
@@ -69,13 +70,15 @@ class VertexPeerJobs:
     def list(self) -> Sequence[PeerJob]:
         """See PeerJobs.list. Of several jobs with one number only the first: the others end when they start."""
         first: dict[tuple[str, int], PeerJob] = {}
-        mark = self._labels(self._read(self._own))[_RUN_LABEL]
-        wanted = quote(f'labels.{_RUN_LABEL}="{mark}"')
+        own = self._read(self._own)
+        wanted = quote(f'labels.{_RUN_LABEL}="{self._labels(own)[_RUN_LABEL]}"')
         query = f"pageSize={_PAGE}&filter={wanted}"
         token = ""
         while True:
             answer = self._ask("GET", f"{self._place}/customJobs?{query}{token}")
             for row in answer.get("customJobs", []):
+                if _account(row) != _account(own):
+                    continue
                 job = self._job(row)
                 earlier = first.get((job.slot, job.generation))
                 if earlier is None or (job.created_s, job.key) < (earlier.created_s, earlier.key):
@@ -94,7 +97,7 @@ class VertexPeerJobs:
         return JobLoss(
             # It may have changed since it was listed.
             again=row.get("state") == "JOB_STATE_FAILED" and may_help(error),
-            reason=str(error.get("message", "")),
+            reason=redact(str(error.get("message", ""))),
             is_cancelled=False,
             description=row,
         )
@@ -167,6 +170,10 @@ class VertexPeerJobs:
         }
         message = redact(str(document.get("error", {}).get("message", "")))
         raise kinds.get(response.status, Invalid)(f"{method} customJobs: status={response.status}: {message}")
+
+
+def _account(row: Mapping[str, Any]) -> object:
+    return row["jobSpec"].get("serviceAccount")
 
 
 def may_help(error: Mapping[str, Any]) -> bool:

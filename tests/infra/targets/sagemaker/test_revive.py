@@ -253,16 +253,36 @@ def others(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield {**request, "TrainingJobName": "theirs-0-abcdef-g1"}
     yield {**request, "ResourceConfig": {**request["ResourceConfig"], "InstanceType": "ml.p5.48xlarge"}}
     yield {**request, "ResourceConfig": {}}
+    yield {**request, "ResourceConfig": {**request["ResourceConfig"], "KeepAlivePeriodInSeconds": 3600}}
+    yield {**request, "TrainingJobName": request["TrainingJobName"].replace("-1-", "-b-1-")}
+    yield {**request, "VpcConfig": VPC}
     yield {**request, "StoppingCondition": {"MaxRuntimeInSeconds": 24 * 3600 + 1}}
     yield {**request, "RoleArn": "arn:aws:iam::123456789012:role/Administrator"}
     yield {**request, "RoleArn": request["RoleArn"].replace("-a-all", "-b-all")}
     yield {**request, "Tags": []}
 
 
+def test_role_names_its_own_jobs_of_any_number_and_marks_no_other(sagemaker_run: SageMakerRun) -> None:
+    context = context_of(sagemaker_run.folder, OPTIONS, name="a", count=12)
+    (role,) = of_kind(graph_of(context), Role)
+    statements = {statement.sid: statement for statement in role.policies["revive"]}
+    start = f"{ARN}{context.stem}-a"
+    for name in ("0-abcdef", "11-abcdef", "11-abcdef-g1", "0-abcdef-g10", "0-abcdef-g100"):
+        assert any(glob(str(pattern), f"{start}-{name}") for pattern in statements["ReviveJobs"].resources), name
+    for name in ("b-0-abcdef", "b-11-abcdef-g1", "b-0-0-abcdef"):
+        assert not any(glob(str(pattern), f"{start}-{name}") for pattern in statements["ReviveJobs"].resources), name
+    (own, *_) = statements["PassOwnRole"].resources
+    assert any(glob(str(pattern), f"{own}-g10") for pattern in statements["PassOwnRole"].resources)
+    tags = [{"Key": "skerry:run", "Value": context.run_uri}, {"Key": "skerry:cancelled", "Value": "true"}]
+    mark = training_job_context({"ResourceArn": f"{start}-0-abcdef", "Tags": tags})
+    assert not holds(json.loads(json.dumps(statements["TagRevivedJobs"].conditions)), mark)
+
+
 def test_network_of_a_revival_is_that_of_the_group(sagemaker_run: SageMakerRun) -> None:
     role = role_of(sagemaker_run, f"{OPTIONS}, {NETWORK}")
     (create,) = [statement for statement in role.policies["revive"] if statement.sid == "ReviveJobs"]
-    assert create.conditions["Null"] == dict.fromkeys(create.conditions["ForAllValues:StringEquals"], ("false",))
+    present = dict.fromkeys(create.conditions["ForAllValues:StringEquals"], ("false",))
+    assert create.conditions["Null"] == {**present, "sagemaker:KeepAlivePeriod": ("true",)}
     assert create.conditions["ForAllValues:StringEquals"]["sagemaker:VpcSubnets"] == tuple(VPC["Subnets"])
 
 

@@ -68,6 +68,12 @@ class Group:
         assert status == 200, row
         return row
 
+    def create(self, row: dict[str, Any]) -> None:
+        body = {key: row[key] for key in ("displayName", "jobSpec", "labels")}
+        path = f"/v1/projects/{self.sandbox.project}/locations/us-central1/customJobs"
+        status, answer = self.sandbox.call("POST", path, body)
+        assert status == 200, answer
+
     @property
     def live(self) -> int:
         return len(self.sandbox.inventory().get("job", ()))
@@ -163,6 +169,20 @@ def test_second_of_two_jobs_with_one_number_does_not_run(group: Group) -> None:
     decision = group.decide()
     assert isinstance(decision, Start)
     assert (decision.job.key, decision.generation) == (name, 2)
+
+
+def test_job_of_another_account_with_labels_of_the_run_does_not_count(group: Group) -> None:
+    """Any account that may create jobs in the project can set the labels of a run."""
+    lost = group.lose()
+    theirs = group.described(lost.job.key)
+    theirs["labels"] |= {"skerry-generation": "1", "skerry-revived": lost.job.key}
+    del theirs["jobSpec"]["serviceAccount"]  # the service's own account, which any account may use
+    group.create(theirs)
+    group.create({**theirs, "labels": {**theirs["labels"], "skerry-generation": "x"}})
+    name = group.peers().start_next(lost)
+    assert group.peers(name).superfluous() is None
+    assert group.newest().key == name
+    assert group.run.jobs(group.operator)["a-1"] == name
 
 
 def test_apply_that_planned_before_a_revival_takes_its_place(group: Group) -> None:

@@ -202,6 +202,7 @@ class _Group:
             self._account,
             self._context.run_uri,
             jobs=self._name,
+            count=self._group.count,
             role=self._context.spec.aws.role_path + role,
             runtime_s=runtime_s(self._context.hours, self._target),
         )

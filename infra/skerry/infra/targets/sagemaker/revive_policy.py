@@ -21,20 +21,28 @@ if TYPE_CHECKING:
 
 
 def revive_policy(
-    target: SageMakerTarget, account: Account, run_uri: str, *, jobs: str, role: str, runtime_s: int
+    target: SageMakerTarget, account: Account, run_uri: str, *, jobs: str, count: int, role: str, runtime_s: int
 ) -> Iterator[Statement]:
-    """The statements. jobs: the beginning of the names of the group's jobs. role: path and name of its role."""
-    names = (f"arn:{account.partition}:sagemaker:{target.region}:{account.number}:training-job/{jobs}-*",)
+    """The statements. jobs: the beginning of the names of the group's jobs. count: of its replicas.
+
+    role: path and name of its role.
+    """
+    job = f"arn:{account.partition}:sagemaker:{target.region}:{account.number}:training-job/{jobs}-"
+    # A number, a digest, a generation. `*` for the number would give the group gpu the names of gpu-b, too.
+    numbers = ["?" * digits for digits in range(1, len(str(count - 1)) + 1)]
+    names = tuple(f"{job}{number}-??????{generation}" for number in numbers for generation in ("", "-g*"))
     role_arn = f"arn:{account.partition}:iam::{account.number}:role{role}"
     tagged = {f"aws:RequestTag/{RUN_TAG}": (run_uri,)}
     networks = {
-        key: tuple(sorted(ids))
+        key: tuple(sorted(ids or ()))
         for key, ids in {
             "sagemaker:VpcSecurityGroupIds": target.byo.security_groups,
             "sagemaker:VpcSubnets": target.byo.subnets,
         }.items()
-        if ids is not None
     }
+    values = {"sagemaker:InstanceTypes": (target.instance,), **{key: ids for key, ids in networks.items() if ids}}
+    # A machine that is kept after its job costs more than the job's time.
+    absent = (*(key for key in networks if key not in values), "sagemaker:KeepAlivePeriod")
     yield Statement(
         sid="ReviveJobs",
         actions=("sagemaker:CreateTrainingJob",),
@@ -42,13 +50,17 @@ def revive_policy(
         conditions={
             "StringEquals": tagged,
             # Of keys with several values: true as well if the request has none, which Null excludes.
-            "ForAllValues:StringEquals": {"sagemaker:InstanceTypes": (target.instance,), **networks},
-            "Null": dict.fromkeys(("sagemaker:InstanceTypes", *networks), ("false",)),
+            "ForAllValues:StringEquals": values,
+            "Null": {**dict.fromkeys(values, ("false",)), **dict.fromkeys(absent, ("true",))},
             "NumericLessThanEquals": {"sagemaker:MaxRuntimeInSeconds": (str(runtime_s),)},
         },
     )
     yield Statement(
-        sid="TagRevivedJobs", actions=("sagemaker:AddTags",), resources=names, conditions={"StringEquals": tagged}
+        sid="TagRevivedJobs",
+        actions=("sagemaker:AddTags",),
+        resources=names,
+        # Only while it creates a job: the tags of the others say which one is cancelled.
+        conditions={"StringEquals": {**tagged, "sagemaker:TaggingAction": ("CreateTrainingJob",)}},
     )
     yield Statement(
         sid="LookAtLostJobs", actions=("sagemaker:DescribeTrainingJob", "sagemaker:ListTags"), resources=names
@@ -58,6 +70,6 @@ def revive_policy(
         sid="PassOwnRole",
         actions=("iam:PassRole",),
         # A replaced role has a generation in its name.
-        resources=(role_arn, f"{role_arn}-g?"),
+        resources=(role_arn, f"{role_arn}-g?", f"{role_arn}-g??"),
         conditions={"StringEquals": {"iam:PassedToService": ("sagemaker.amazonaws.com",)}},
     )

@@ -126,6 +126,8 @@ class Jobs:
                         mark is not None
                         and mark.key == slot_of(record)
                         and mark.generation > newest.generation
+                        # Any account that may create jobs in the project can set these labels.
+                        and row["jobSpec"].get("serviceAccount") == record.settings["service_account"]
                         and contract.REVIVED_LABEL in parse_observed_settings.labels(row)
                     ):
                         newest = revived[record.address] = dataclasses.replace(
