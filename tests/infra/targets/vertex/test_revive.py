@@ -1,4 +1,4 @@
-"""Replicas of a group on Vertex AI start each other's lost jobs, and the operator's commands take these for theirs."""
+"""Replicas of a group on Vertex AI start each other's lost jobs, and the operator's commands take these for foreign."""
 
 from __future__ import annotations
 
@@ -174,11 +174,11 @@ def test_second_of_two_jobs_with_one_number_does_not_run(group: Group) -> None:
 def test_job_of_another_account_with_labels_of_the_run_does_not_count(group: Group) -> None:
     """Any account that may create jobs in the project can set the labels of a run."""
     lost = group.lose()
-    theirs = group.described(lost.job.key)
-    theirs["labels"] |= {"skerry-generation": "1", "skerry-revived": lost.job.key}
-    del theirs["jobSpec"]["serviceAccount"]  # the service's own account, which any account may use
-    group.create(theirs)
-    group.create({**theirs, "labels": {**theirs["labels"], "skerry-generation": "x"}})
+    foreign = group.described(lost.job.key)
+    foreign["labels"] |= {"skerry-generation": "1", "skerry-revived": lost.job.key}
+    del foreign["jobSpec"]["serviceAccount"]  # the service's own account, which any account may use
+    group.create(foreign)
+    group.create({**foreign, "labels": {**foreign["labels"], "skerry-generation": "x"}})
     name = group.peers().start_next(lost)
     assert group.peers(name).superfluous() is None
     assert group.newest().key == name
