@@ -164,6 +164,22 @@ def test_rounds_after_the_copy_are_reported_as_lost(places: Places) -> None:
 NEWEST = f"{keys.CHECKPOINTS}{4:08d}"
 
 
+def test_repeat_ends_an_original_although_its_mirror_is_damaged_by_then(places: Places) -> None:
+    """Nothing is copied again, so the tensors of the mirror are not needed."""
+    replicate(places)
+    run_json = places.folder / "east/my-run" / keys.RUN
+    run_json.rename(places.folder / keys.RUN)
+    assert invoke("restore", places.mirror).exit_code == 0
+    (places.folder / keys.RUN).rename(run_json)
+    damage(places.folder / "west/my-run", keys.CHECKPOINTS)
+    again = invoke("restore", places.mirror, "--auto-approve", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.output.splitlines()[-1])["ended"] == ["a", "b"]
+    assert invoke("restore", places.mirror, "--rehearse").exit_code == 1
+    for island in places.islands:
+        island.stop()
+
+
 def damage(store: Path, folder: str, how: str = "flipped") -> None:
     """Damage all tensors there."""
     changed = [path for path in (store / folder).rglob("*") if path.is_file() and path.suffix != ".json"]

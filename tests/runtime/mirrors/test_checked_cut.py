@@ -15,8 +15,8 @@ from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.records import CheckpointManifest, Decision, digest_of
-from skerry.runtime.log.run_record import Verdict
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Decision, digest_of
+from skerry.runtime.log.run_record import Settings, Verdict
 from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
 from skerry.runtime.mirrors.failover_vote import go_on
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
@@ -180,6 +180,43 @@ def test_damaged_record_that_nothing_names_stops_no_restore(mirror: Named, key: 
     assert cut.round == 5
     assert [reason for reason in cut.skipped if key in reason]
     assert read_run(target) is not None
+
+
+def test_damaged_code_is_left_out_so_that_it_is_uploaded_again(mirror: Named) -> None:
+    """Nothing replaces an object of that name, and no replica starts with the damaged one."""
+    whole, damaged = keys.code(digest_of(b"code")), keys.code(digest_of(b"older code"))
+    mirror.create(whole, b"code")
+    mirror.create(damaged, b"older cod")
+    cut, target = fork_of(mirror)
+    assert [reason for reason in cut.skipped if damaged in reason and "upload it again" in reason]
+    assert (bytes(target.read(whole) or b""), target.read(damaged)) == (b"code", None)
+
+
+@pytest.mark.parametrize("fields", [{"run": "7" * 32}, {"number": 7}, {"previous": "7" * 64}])
+def test_settings_that_do_not_follow_do_not_become_sound(mirror: Named, fields: dict[str, object]) -> None:
+    run = read_run(mirror)
+    assert run is not None
+    previous = GENESIS
+    for number in (1, 2):
+        settings = Settings(
+            run=run.nonce,
+            number=number,
+            previous=previous,
+            from_round=0,
+            rounds=number + 10,
+            work=None,
+            outer_lr=0.5,
+            outer_momentum=0.5,
+            by="operator",
+            created="2026-01-01",
+        )
+        mirror.create(keys.settings(number), settings.to_bytes())
+        previous = digest_of(settings.to_bytes())
+    change(mirror, keys.settings(2), **fields)
+    cut, target = fork_of(mirror)
+    assert [reason for reason in cut.skipped if keys.settings(2) in reason]
+    assert target.read(keys.settings(1)) is not None
+    assert target.read(keys.settings(2)) is None
 
 
 def test_receipt_of_another_commit_does_not_become_a_vote(mirror: Named) -> None:

@@ -446,6 +446,21 @@ def test_vote_does_not_count_beside_a_newer_start() -> None:
     assert verdict.votes == ("r-1", "r-2")
 
 
+def test_foreign_object_beside_the_starts_of_a_slot_stops_no_vote() -> None:
+    """A mirror copies the folder as it is, and a replica claims its slot beside it."""
+    clock, run = FakeClock(), failover_run(3, 2)
+    mirror = HookedStore(lambda *_: None, clock)
+    cut = Cut(run=run, round=0, checkpoint=0, commit="0" * 64, logged=0)
+    ballots = [Ballots(mirror, run, slot, clock, lambda _: cut) for slot in ("r-0", "r-1")]
+    for key in (keys.member("r-0", 0), f"{keys.members_prefix('r-0')}notes.txt", f"{keys.members_prefix('r-1')}notes"):
+        mirror.create(key, b"{}")
+    for each in ballots:
+        each.vote(0)
+    verdict = ballots[1].move()
+    assert verdict is not None
+    assert verdict.votes == ("r-0", "r-1")
+
+
 def moved_beside_a_start(recorded: int, looked: int) -> bool:
     """True if the vote of a process moves the run while a newer start of its slot goes on training.
 

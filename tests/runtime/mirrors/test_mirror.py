@@ -24,7 +24,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.records import CheckpointManifest, Part, Receipt
+from skerry.runtime.log.records import CheckpointManifest, Part, Receipt, digest_of
 from skerry.runtime.log.run_record import FailoverSettings
 from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints
@@ -260,6 +260,19 @@ def test_damaged_private_state_keeps_no_other_from_a_mirror(original: tuple[Name
         Mirror(source, mirror, CLOCK).catch_up()
     assert complete_checkpoints(mirror) == {ROUNDS}
     assert keys.checkpoint_manifest(ROUNDS, keys.private_prefix("b")) in {entry.key for entry in mirror.list("")}
+
+
+def test_damaged_code_keeps_nothing_else_from_a_mirror(original: tuple[Named, list[Island]]) -> None:
+    key = keys.code(digest_of(b"code"))
+    damaged, mirror = copy_of(original[0], []), Named("mirrors/original")
+    damaged.create(key, b"cod")
+    copying = Mirror(damaged, mirror, CLOCK)
+    with pytest.raises(Corrupt, match=key):
+        copying.catch_up()
+    assert (find_cut(mirror).round, mirror.read(key)) == (ROUNDS, None)
+    damaged.replace(key, b"code")
+    copying.catch_up()
+    assert bytes(mirror.read(key) or b"") == b"code"
 
 
 def test_rounds_before_a_damaged_record_are_copied(original: tuple[Named, list[Island]]) -> None:

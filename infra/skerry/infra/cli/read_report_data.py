@@ -53,7 +53,7 @@ def read_sources(
         history=history,
         view=view,
         settings=settings,
-        codes=[(code, entry.modified) for entry in store.list(keys.CODE) if (code := _digest(entry.key))],
+        codes=[(code, entry.modified) for entry in store.list(keys.CODE) if (code := keys.digest_of_code(entry.key))],
         findings=findings,
         costs=_costs(view, opened.deployment, parameters, history),
         versions=_versions(opened.deployment),
@@ -126,9 +126,3 @@ def _versions(deployment: Deployment | None) -> tuple[tuple[str, str], ...]:
         images |= {f"image of {group.name}": group.image for group in deployment.spec.spec.replicas}
         versions += [(name, image) for name, image in images.items() if image]
     return tuple(versions)
-
-
-def _digest(key: str) -> str:
-    """The digest of a packed code folder; empty for another object."""
-    name = key.removeprefix(keys.CODE)
-    return name.removesuffix(".tar.gz") if name.endswith(".tar.gz") else ""

@@ -175,7 +175,7 @@ def restore_run(
 
         passed: tuple[str, ...] = ()
         with Console(stderr=True).status("reading the mirror" if not dry_run else "looking at the mirror"):
-            find = finder_of_cuts(clock, reads_bytes=not dry_run)
+            find = finder_of_cuts(clock, open_at, to, reads_bytes=not dry_run, may_be_done=not rehearse)
             if places is None:
                 source = open_at(mirror.rstrip("/"))
             else:

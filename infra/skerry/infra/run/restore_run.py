@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -70,9 +71,33 @@ class RestorePlan:
         return max(self.cut.logged, self.closed or 0) - self.cut.round
 
 
-def finder_of_cuts(clock: Clock, *, reads_bytes: bool) -> FindCut:
-    """reads_bytes: every byte of a cut, each once, so that a restore of it cannot meet damage; else records alone."""
-    return CheckedCuts(clock).find if reads_bytes else find_cut
+def finder_of_cuts(
+    clock: Clock, open_at: Callable[[str], Store], to: str | None, *, reads_bytes: bool, may_be_done: bool
+) -> FindCut:
+    """reads_bytes: every byte of a cut, each once, so that a restore of it cannot meet damage; else records alone.
+
+    may_be_done: records are enough if the run was restored already at `to`, or where it is without that.
+    """
+    if not reads_bytes:
+        return find_cut
+    cuts = CheckedCuts(clock)
+
+    def find(store: Store, at: int | None) -> Cut:
+        if may_be_done:
+            # What is wrong with the mirror is reported by `cuts`, with the target by the first request there.
+            with suppress(SkerryError, OSError):
+                cut = find_cut(store, at)
+                target = open_at((to or _default_target(store, cut.run)).rstrip("/"))
+                if find_restored(target, cut.run, at) is not None:
+                    return cut
+        return cuts.find(store, at)
+
+    return find
+
+
+def _default_target(mirror: Store, run: Run) -> str:
+    """The URI at which a run is restored if no verdict and no operator has named one."""
+    return mirror.uri.rstrip("/") + RESTORED if run.failover is None else run.failover.uri
 
 
 def plan_restore(
@@ -107,9 +132,9 @@ def plan_restore(
         mark = None
     if mark is not None and mark.why == "moved":
         raise Invalid(f"run {cut.run.name} was restored already: it goes on at {mark.uri}")
-    target = mirror.uri.rstrip("/") + RESTORED
-    if votes is not None and cut.run.failover is not None:
-        target = cut.run.failover.uri if verdict is None or verdict.uri is None else verdict.uri
+    target = mirror.uri.rstrip("/") + RESTORED if votes is None else _default_target(mirror, cut.run)
+    if verdict is not None and verdict.uri is not None:
+        target = verdict.uri
     original = cut.run.store if mark is None else mark.uri
     if original is None or original.rstrip("/") == mirror.uri.rstrip("/"):
         return RestorePlan(cut=cut, uri=mirror.uri, original=None, closed=None, target=target, votes=votes)

@@ -199,7 +199,7 @@ class OutcomeRecorder:
 
     def _newest(self, copy: Store | None = None) -> int:
         listed = (copy or self._log.store).list(keys.members_prefix(self.slot))
-        return keys.incarnation_of(listed[-1].key) if listed else -1
+        return keys.newest_incarnation([entry.key for entry in listed])
 
     def _incarnation(self, copy: Store | None = None) -> int | None:
         for number in range(self._newest(copy), self._before, -1):

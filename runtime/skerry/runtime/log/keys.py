@@ -40,10 +40,14 @@ of several keys, to list them. Does no I/O.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.contract import SLOT_PATTERN, check_slot
 from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RUN = "run.json"
 ELSEWHERE = "elsewhere.json"
@@ -144,6 +148,14 @@ def members_prefix(slot: str) -> str:
 def incarnation_of(key: str) -> int:
     """The incarnation in a member or outcome key."""
     return int(_parse(key, _INCARNATION_KEY))
+
+
+def newest_incarnation(members: Sequence[str]) -> int:
+    """The highest incarnation in the listed keys of a slot's starts, in their order; -1 without any."""
+    for key in reversed(members):
+        with suppress(Invalid):  # a foreign object
+            return incarnation_of(key)
+    return -1
 
 
 def spent(slot: str) -> str:
@@ -323,6 +335,12 @@ def hundred(folder: str, round_number: int) -> str:
 def code(digest: str) -> str:
     """Key of a packed code folder, by the sha256 of the archive."""
     return f"{CODE}{digest}.tar.gz"
+
+
+def digest_of_code(key: str) -> str | None:
+    """The digest in the key of a packed code folder; None for another object."""
+    name = key.removeprefix(CODE)
+    return name.removesuffix(".tar.gz") if name.endswith(".tar.gz") else None
 
 
 def quarantined(key: str, digest: str) -> str:

@@ -97,8 +97,8 @@ class Ballots:
             incarnation = Vote.parse(data or b"", key).incarnation
         except Corrupt:
             return False
-        starts = self._mirror.list(keys.members_prefix(slot))
-        return incarnation is None or not starts or keys.incarnation_of(starts[-1].key) <= incarnation
+        starts = [entry.key for entry in self._mirror.list(keys.members_prefix(slot))]
+        return incarnation is None or keys.newest_incarnation(starts) <= incarnation
 
     def stay(self) -> Verdict | None:
         """Make all votes of the ballot void; the verdict by which the run goes on elsewhere, if that was first."""

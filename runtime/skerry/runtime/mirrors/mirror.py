@@ -349,11 +349,16 @@ class Mirror:
 
     def _copy_all(self, chosen: Sequence[str], sent: list[int] | None = None) -> None:
         def copy(index: int) -> None:
-            data = self._source.read(chosen[index])
-            if data is not None:
-                if sent is not None:
-                    sent.append(len(data))
-                self._put(chosen[index], bytes(data))
+            key = chosen[index]
+            data = self._source.read(key)
+            if data is None:
+                return
+            if key.startswith(keys.CODE) and keys.digest_of_code(key) not in {None, digest_of(data)}:
+                self._problems.append(Corrupt(f"{self._source.uri}/{key} is damaged: digest={digest_of(data)}"))
+                return
+            if sent is not None:
+                sent.append(len(data))
+            self._put(key, bytes(data))
 
         run_parallel(self._target, len(chosen), copy)
 

@@ -3,13 +3,13 @@
 When a lost bucket comes back, its replicas go on with the old nonce. The records of the new run are those of the copy
 with the new nonce and the digests that follow from it; tensors are the same objects under the same names. Every digest
 that a record names is compared first, because the new ones would make damage sound. What no digest names and a run can
-do without (receipts, starts and outcomes of replicas, private states) is left out where it is damaged. run.json is
-created last: until then there is no run, and a repeat of the same call completes it.
+do without (receipts, starts and outcomes of replicas, private states) is left out where it is damaged, and so is packed
+code. run.json is created last: until then there is no run, and a repeat of the same call completes it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from skerry.runtime.store.interface import Data, Profile
 
 R = TypeVar("R", bound=Record)
-
-_COPIED_AS_THEY_ARE: Final = (keys.CODE, keys.ARTIFACTS)
 
 
 def fork(
@@ -127,8 +125,8 @@ class _Fork:
             if existing.nonce == self._nonce:
                 return existing
             raise Conflict(f"{target.uri} has run {existing.name} already; name an empty prefix with --to")
-        for folder in _COPIED_AS_THEY_ARE:
-            self._copy([(entry.key, None) for entry in self._source.list(folder)])
+        self._copy_code()
+        self._copy([(entry.key, None) for entry in self._source.list(keys.ARTIFACTS)])
         self._copy_initial()
         for folder, kind in ((keys.MEMBERS, Member), (keys.OUTCOMES, Outcome)):
             listed = self._sound(kind, [entry.key for entry in self._source.list(folder)])
@@ -164,6 +162,20 @@ class _Fork:
             self.left_out.append(str(error))
             return None
 
+    def _copy_code(self) -> None:
+        """Leaves out what is damaged: `up` and `apply` upload it where it is absent, and replace nothing."""
+        listed = [entry.key for entry in self._source.list(keys.CODE)]
+
+        def copy(index: int) -> None:
+            key = listed[index]
+            data = self._source.read(key)
+            if data is None or keys.digest_of_code(key) not in {None, digest_of(data)}:
+                self.left_out.append(f"{key} is damaged; `skerry up` and `skerry apply` upload it again")
+            else:
+                self._create(key, data)
+
+        run_parallel(self._target, len(listed), copy)
+
     def _copy_initial(self) -> None:
         if (initial := self._cut.run.init_from) is not None:
             key = keys.checkpoint_manifest(initial.round, keys.INITIAL)
@@ -172,17 +184,21 @@ class _Fork:
             self._copy([(key, None)])
 
     def _rewrite_settings(self) -> None:
-        previous, number = GENESIS, 1
+        previous, before, number = GENESIS, GENESIS, 1
         while (data := read_record_bytes(self._source, key := keys.settings(number))) is not None:
             try:
                 old = Settings.parse(data, key)
             except Corrupt as error:  # a decision that names it makes no run
                 self.left_out.append(str(error))
                 break
+            if (old.run, old.number, old.previous) != (self._cut.run.nonce, number, before):
+                self.left_out.append(f"{key} does not follow the settings before it, or is of another run")
+                break
             if old.from_round > self._cut.round:
                 break  # no decision of the cut names it
             new = self._put(key, old, run=self._nonce, previous=previous)
-            self._settings[digest_of(data)] = previous = new
+            before = digest_of(data)
+            self._settings[before] = previous = new
             number += 1
 
     def _rewrite_round(self, number: int) -> None:
