@@ -339,8 +339,8 @@ def code(digest: str) -> str:
 
 def digest_of_code(key: str) -> str | None:
     """The digest in the key of a packed code folder; None for another object."""
-    name = key.removeprefix(CODE)
-    return name.removesuffix(".tar.gz") if name.endswith(".tar.gz") else None
+    is_code = key.startswith(CODE) and key.endswith(".tar.gz")
+    return key.removeprefix(CODE).removesuffix(".tar.gz") if is_code else None
 
 
 def quarantined(key: str, digest: str) -> str:

@@ -351,14 +351,12 @@ class Mirror:
         def copy(index: int) -> None:
             key = chosen[index]
             data = self._source.read(key)
-            if data is None:
-                return
-            if key.startswith(keys.CODE) and keys.digest_of_code(key) not in {None, digest_of(data)}:
+            if data is not None and is_damaged_code(key, data):
                 self._problems.append(Corrupt(f"{self._source.uri}/{key} is damaged: digest={digest_of(data)}"))
-                return
-            if sent is not None:
-                sent.append(len(data))
-            self._put(key, bytes(data))
+            elif data is not None:
+                if sent is not None:
+                    sent.append(len(data))
+                self._put(key, bytes(data))
 
         run_parallel(self._target, len(chosen), copy)
 
@@ -400,6 +398,12 @@ def _checked_run(source: Store, target: Store, clock: Clock, by: str) -> Run:
     if mark.why != "mirror" or mark.run != run.nonce:
         raise Invalid(f"{target.uri} belongs to another run, {mark.uri}; name an empty prefix for each mirror")
     return run
+
+
+def is_damaged_code(key: str, data: memoryview) -> bool:
+    """True for a packed code folder that does not have the digest in its key."""
+    digest = keys.digest_of_code(key)
+    return digest is not None and digest != digest_of(data)
 
 
 def complete_checkpoints(store: Store) -> set[int]:

@@ -30,6 +30,7 @@ from skerry.runtime.log.records import (
     digest_of,
 )
 from skerry.runtime.log.run_record import Parent, Settings
+from skerry.runtime.mirrors.mirror import is_damaged_code
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.parallel import run_parallel
 from skerry.runtime.tensors.payload_format import check_whole
@@ -169,7 +170,7 @@ class _Fork:
         def copy(index: int) -> None:
             key = listed[index]
             data = self._source.read(key)
-            if data is None or keys.digest_of_code(key) not in {None, digest_of(data)}:
+            if data is None or is_damaged_code(key, data):
                 self.left_out.append(f"{key} is damaged; `skerry up` and `skerry apply` upload it again")
             else:
                 self._create(key, data)
