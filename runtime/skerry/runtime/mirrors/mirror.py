@@ -134,7 +134,7 @@ class Mirror:
         # After the look at the head, so that all starts are there that its contributions name.
         self._copy_folders(keys.CODE, keys.SETTINGS, keys.MEMBERS)
         if self._is_done(self._copy_initial):
-            self._copy_all([keys.RUN])  # which names that model
+            self._copy_all([keys.RUN], [])  # which names that model
         receipts = range(max(0, self._copied - _LATE), self._copied)
         while self._copied < self._rounds and self._is_done(self._copy_round):
             pass
@@ -244,7 +244,7 @@ class Mirror:
         missing = [entry.key for entry in self._source.list(folder) if entry.key not in here]
         if missing:
             self._copy_folders(keys.MEMBERS)  # a receipt may be of a process that started after the last look
-        self._copy_all(missing)
+        self._copy_all(missing, [])
 
     def _copy_newest_checkpoint(self) -> None:
         """Copies the newest checkpoint if one is due; an older one if that is damaged."""
@@ -347,18 +347,16 @@ class Mirror:
             run_parallel(self._target, len(chosen), lambda index, chosen=chosen: self._target.delete(chosen[index]))
         self._checkpoints = set(kept)
 
-    def _copy_all(self, chosen: Sequence[str], sent: list[int] | None = None) -> None:
-        def copy(index: int) -> None:
-            key = chosen[index]
+    def _copy_all(self, chosen: Sequence[str], sent: list[int]) -> None:
+        def copy(key: str) -> None:
             data = self._source.read(key)
             if data is not None and is_damaged_code(key, data):
                 self._problems.append(Corrupt(f"{self._source.uri}/{key} is damaged: digest={digest_of(data)}"))
             elif data is not None:
-                if sent is not None:
-                    sent.append(len(data))
+                sent.append(len(data))
                 self._put(key, bytes(data))
 
-        run_parallel(self._target, len(chosen), copy)
+        run_parallel(self._target, len(chosen), lambda index: copy(chosen[index]))
 
     def _need(self, key: str, digest: str | None = None) -> bytes:
         data = self._recent.get(key)
