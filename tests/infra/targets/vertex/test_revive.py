@@ -1,4 +1,4 @@
-"""Replicas of a group on Vertex AI start each other's lost jobs, and the operator's commands take these for foreign."""
+"""Replicas of a group on Vertex AI start each other's lost jobs, and the operator's commands take these for theirs."""
 
 from __future__ import annotations
 
