@@ -25,6 +25,7 @@ from tests.support.command_line import invoke
 from skerry.infra.cli import replicate_restore_commands
 from skerry.infra.local.workspace import operator_name
 from skerry.infra.run import restore_run
+from skerry.infra.run.restore_run import best_mirror
 from skerry.infra.run.run_record import find_move
 from skerry.infra.spec import further_places
 from skerry.runtime.clock import SystemClock
@@ -398,6 +399,19 @@ def test_older_mirror_is_restored_if_the_newest_is_damaged(places: Places, monke
     assert f"goes on from round {ROUNDS}" in done.output
     assert re.search(f"not used: {places.mirror}: .*payload is damaged", done.output)
     assert f"not used: {away}/my-run: " in done.output
+
+
+def test_unreachable_mirror_is_passed_over_by_a_restore(places: Places) -> None:
+    replicate(places)
+
+    def open_at(uri: str) -> Store:
+        if uri == "s3://away/my-run":
+            raise Retryable("no answer from the region")
+        return open_store(uri)
+
+    store, passed = best_mirror(["s3://away/my-run", places.mirror], open_at, None, find_cut)
+    assert store.uri == places.mirror
+    assert passed == ("s3://away/my-run: no answer from the region",)
 
 
 def test_mirrors_of_two_runs_with_one_name_are_not_mixed_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:

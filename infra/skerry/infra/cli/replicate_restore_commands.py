@@ -179,7 +179,7 @@ def restore_run(
             if places is None:
                 source = open_at(mirror.rstrip("/"))
             else:
-                source, passed = best_mirror([places.open_at(each.uri) for each in places.mirrors], at, find)
+                source, passed = best_mirror([each.uri for each in places.mirrors], open_at, at, find)
             plan = plan_restore(source, at, open_at, find, votes_are_lost=votes_are_lost)
         plan = replace(plan, passed=passed)
         if not as_json:

@@ -207,23 +207,27 @@ def _check_not_on(verdict: Verdict, target: Store) -> None:
         raise Invalid(f"the run was not lost: {Move(uri=target.uri, round=verdict.round, votes=verdict.votes)}")
 
 
-def best_mirror(mirrors: Sequence[Store], at: int | None, find: FindCut) -> tuple[Store, tuple[str, ...]]:
+def best_mirror(
+    uris: Sequence[str], open_at: Callable[[str], Store], at: int | None, find: FindCut
+) -> tuple[Store, tuple[str, ...]]:
     """The mirror from which most rounds can go on, the first of equal ones; and why others were passed over.
 
-    A mirror is read whole only if it promises more rounds than those that have been read. Raises Invalid, with reasons,
-    if none can be restored.
+    open_at: may raise for a mirror whose place is away. A mirror is read whole only if it promises more rounds than
+    those that have been read. Raises Invalid, with reasons, if none can be restored.
     """
     promised: list[tuple[int, Store]] = []
     runs: dict[str, str] = {}
     passed: list[str] = []
     best: tuple[int, Store] | None = None
-    for store in mirrors:
+    for uri in uris:
         try:
+            store = open_at(uri)
             cut = find_cut(store, at)
-            promised.append((cut.round, store))
-            runs.setdefault(cut.run.nonce, f"{store.uri} (started {cut.run.created})")
         except (SkerryError, OSError) as error:
-            passed.append(f"{store.uri}: {in_short(error)}")
+            passed.append(f"{uri}: {in_short(error)}")
+            continue
+        promised.append((cut.round, store))
+        runs.setdefault(cut.run.nonce, f"{uri} (started {cut.run.created})")
     if len(runs) > 1:
         raise Invalid(
             f"the mirrors hold different runs of one name: {', '.join(runs.values())}; name the mirror to restore, as "
