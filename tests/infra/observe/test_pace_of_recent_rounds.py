@@ -58,6 +58,17 @@ def test_absence_after_a_start_without_an_outcome_is_killed() -> None:
     assert marks("b-0", rounds, []) == (None,) * 5
 
 
+def test_kill_is_shown_if_the_next_start_is_back_before_a_round_closes() -> None:
+    rounds = [
+        closed(0, replica("a-0")),
+        closed(1, replica("a-0", "late", incarnation=1)),
+        closed(2, replica("a-0", "late", incarnation=1)),
+    ]
+    starts = [start("a-0"), start("a-0", 1)]
+    assert marks("a-0", rounds, starts) == ("trained", "killed", "late")
+    assert marks("a-0", rounds, [start("a-0", done_at=1011.0), starts[1]]) == ("trained", "late", "late")
+
+
 @pytest.mark.parametrize(
     ("end", "mark"),
     [

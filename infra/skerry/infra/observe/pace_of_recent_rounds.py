@@ -138,8 +138,9 @@ def hidden_share(rounds: Iterable[RoundHistory]) -> float | None:
 def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[Mark | None, ...]:
     """The part of one slot in each of the rounds; None in rounds before it joined.
 
-    An absence is `killed` if it begins after the last round of a start that failed or was killed. A start without an
-    outcome was killed if a later start exists; else the records cannot tell a killed process from one that still hangs.
+    An absence is `killed` if it begins after the last round of a start that failed or was killed, and so is the first
+    late round of the next start if that came back before a round was closed. A start without an outcome was killed if a
+    later start exists; else the records cannot tell a killed process from one that still hangs.
     """
     own = sorted((start for start in starts if start.slot == slot), key=lambda start: start.incarnation)
     killed = [start.incarnation for start in own if _is_killed(start, last=start is own[-1])]
@@ -150,8 +151,11 @@ def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) ->
         if part is None:
             result.append(None)
             continue
-        if part.incarnation is not None:
-            last_seen = part.incarnation
+        before, last_seen = last_seen, last_seen if part.incarnation is None else part.incarnation
+        at_once = part.part == "late" and "killed" not in result[-1:]
+        if at_once and any(before <= number < last_seen for number in killed):
+            result.append("killed")
+            continue
         later = next((item.incarnation for item in parts[index:] if item and item.incarnation is not None), None)
         lost = any(last_seen <= number and (later is None or number < later) for number in killed)
         result.append("killed" if part.part == "absent" and lost else part.part)

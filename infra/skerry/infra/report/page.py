@@ -41,7 +41,7 @@ _MARK_TEXTS: Final = {
     "late": "late, not in the average",
     "abstained": "abstained",
     "absent": "absent",
-    "killed": "absent after its start failed or was killed",
+    "killed": "missing after its start failed or was killed",
 }
 
 
