@@ -42,9 +42,9 @@ pytestmark = pytest.mark.slow
 
 DIGEST: Final = f"sha256:{'1' * 64}"
 SERVICES: Final = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "sts")
-# Of the stores, what uses each fixture, and the races. Two of moto's writers can both be told that they won: it looks
-# and writes without a lock. Of the handlers, what asks for most in each kind, and one end by kill. Both suites run
-# against the sandboxes elsewhere, too.
+# Tests of stores: those that use each fixture, and the races. The race on S3 is left out: moto has no lock, so both
+# writers may get a success. Tests of handlers: those that need the most rights in each kind, and one that kills a
+# process. Other tests run both suites whole against the sandboxes.
 LADDER: Final = (
     "account or runs or create_of_an_existing or replace_overwrites or listed_as_soon or (TestGoogle and racing)"
     " or read_as_desired or (killed_create and LogGroups) or (list_owned and Buckets)"

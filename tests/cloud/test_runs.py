@@ -32,9 +32,10 @@ def test_a_run_on_spot_machines_trains_to_its_end(
     settings: Settings, clock: Clock, record_property: Callable[[str, object], None]
 ) -> None:
     """In those of the clouds' services that are set up. A machine may be taken back, and its replica comes back."""
-    kinds = [kind for kind in CLOUDS if lacking(settings, [kind]) is None]
+    reasons = {kind: lacking(settings, [kind]) for kind in CLOUDS}
+    kinds = [kind for kind, reason in reasons.items() if reason is None]
     if not kinds:
-        pytest.skip(lacking(settings, CLOUDS) or "")
+        pytest.skip("; ".join(dict.fromkeys(reason for reason in reasons.values() if reason is not None)))
     train(settings, clock, kinds, record_property, spot=True)
 
 

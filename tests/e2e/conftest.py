@@ -36,9 +36,8 @@ ROOT: Final = Path(__file__).parents[2]
 BASE: Final = "skerry-base:bookworm"
 IMAGE: Final = "skerry:cpu"
 WHEELS: Final = ROOT / "images/replica/wheels"
-# Of one container's or one run's way to where it shall come; two cores import torch in 4 s for each replica, and
-# compile a small model in half a minute, or in several beside other work.
-DEADLINE_S: Final = 480.0
+# Of one container's or one run's way to where it shall come; two cores import torch in 4 s for each replica.
+DEADLINE_S: Final = 240.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,7 +63,7 @@ class CloudExecutor(RunOptions):
     IN_CLOUD: ClassVar[bool] = True
     """False if its jobs may reach a folder of this machine."""
     TELLS_REGION: ClassVar[bool] = True
-    """Its replicas are told the region of a bucket in S3, for which clients sign requests."""
+    """True if a variable of its jobs holds the region of a bucket in S3; clients sign requests for that region."""
     OUTPUT: ClassVar[str] = "id"
     """The output of a job that names it in handles; where it is absent, the job's name does."""
     NAMES: ClassVar[Mapping[str, str]] = {}
