@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
 from skerry.infra.executors import Ending, LocalProcessExecutor, ReplicaHandle
+from skerry.infra.local import leash
 from skerry.infra.local.process_starts import ProcessStarts
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import model
@@ -25,6 +27,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
 
@@ -77,6 +80,34 @@ def test_replicas_run_in_the_code_folder_or_the_current_one(stage: LocalStage, t
     assert "SKERRY_CODE" not in environment
     with stage.executor() as executor:
         assert stage.folder_and_variables(stage.launch(executor, 1)[0])[0] == os.getcwd()  # noqa: PTH109  the documented default
+
+
+def test_kill_by_another_process_waits_until_the_replica_has_started(
+    stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, script = tmp_path / "gate", tmp_path / "leash.py"
+    os.mkfifo(gate)
+    script.write_text(
+        f"import runpy\nopen({str(gate)!r}).close()\nrunpy.run_path({leash.__file__!r}, run_name='__main__')"
+    )
+    monkeypatch.setattr(leash, "__file__", str(script))
+    opened: list[bool] = []
+
+    class Waits(FakeClock):
+        def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
+            del seconds, wake
+            if not opened:
+                gate.write_text("")  # blocks until the leash has it open, which then starts the replica
+            opened.append(True)
+            os.sched_yield()
+
+    with stage.executor() as executor:
+        [handle] = stage.launch(executor, 1)
+        stage.executor(clock=Waits()).cancel(handle, kill=True)
+        if not opened:
+            gate.write_text("")
+            pytest.fail("the kill did not wait for the start")
+        assert executor.collect([handle], LONG) == [Ending(signal=signal.SIGKILL)]
 
 
 def test_relative_store_starts_in_the_current_folder(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from skerry.infra.local import workspace
+from skerry.infra.local import leash, workspace
 from skerry.infra.local.options import LocalTarget
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
 from skerry.infra.local.workspace import Process, Workspace
@@ -181,3 +181,21 @@ def test_later_supervisor_ends_only_processes_of_the_same_start_and_boot(
         write(process)
         assert local.workspace.kill_leftovers() == [process]
         assert local.collect(handle) == [Ending(signal=signal.SIGKILL)]
+
+
+def test_signal_before_the_replica_is_in_the_group_reaches_it(
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The leash, with a signal of the group at the moment in which it starts the replica.
+    (tmp_path / "leash.py").write_text(f"""\
+import os, runpy, signal, sys
+start = os.posix_spawnp
+def signalled(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return start(*arguments, **options)
+os.posix_spawnp = signalled
+runpy.run_path({leash.__file__!r}, run_name="__main__")
+""")
+    monkeypatch.setattr(leash, "__file__", str(tmp_path / "leash.py"))
+    [handle] = local.launch(PAUSE)
+    assert local.collect(handle) == [Ending(signal=signal.SIGTERM)]

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Polls of replicas that another process launched; a poll reads a few files.
 _POLLS: Final = Backoff(first=0.05, cap=1.0)
+_START_S: Final = 30.0
+"""A leash starts its replica within milliseconds; on a machine that is this slow a kill fails instead of waiting."""
 _LAUNCHER_DIED: Final = "it ended with the process that launched it"
 
 
@@ -249,9 +251,14 @@ class LocalProcessExecutor(MachineExecutor):
             if not kill:
                 os.killpg(process.pid, signal.SIGTERM)
                 return
-            # The leash must survive: it ends what the replica has started.
-            for child in children(process.pid):
-                os.kill(child, signal.SIGKILL)
+            wait_until(self.clock, lambda: self._kill_replica(handle), self.clock.now() + _START_S, _POLLS)
+
+    def _kill_replica(self, handle: ReplicaHandle) -> bool | None:
+        """Kill the replica; None if its leash is yet to start it. The leash then ends what the replica has started."""
+        replica = children(self._process(handle).pid)
+        for child in replica:
+            os.kill(child, signal.SIGKILL)
+        return True if replica else None
 
     def _process(self, handle: ReplicaHandle) -> Process:
         """The running process of this very start. Raises LookupError if it has ended."""

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 _SUPERVISOR = 0  # standard input: the pipe
 _CANNOT_START = 20  # contract.ExitCode.PERMANENT, which this file does not import
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: list[str]) -> None:
     """Run `command`, kill its remaining descendants, and end as it ended: with its exit code, or by its signal."""
     # A handler, not SIG_IGN, because handlers are not inherited over exec. The replica receives these signals itself,
     # as a member of the group; the leash waits until the replica has ended.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    for number in _STOPS:
         signal.signal(number, _leave_to_the_replica)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -40,11 +42,16 @@ def main(command: list[str]) -> None:
             command,
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+            setsigmask=before,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two, replicas must not
         )
     except OSError as error:
         sys.stderr.write(f"skerry: cannot start {command[0]!r}: {error.strerror}\n")
         sys.exit(_CANNOT_START)
+    # A signal to the group before the replica was in it reached only this process.
+    for number in signal.sigpending() & {*_STOPS}:
+        os.kill(replica, number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     threading.Thread(target=_end_with_supervisor, args=(os.pidfd_open(replica),), daemon=True).start()
     ended = status = 0
     while ended != replica:  # also reaps orphans
