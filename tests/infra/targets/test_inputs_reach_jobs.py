@@ -1,6 +1,7 @@
 """Variables, secrets and data of a spec reach the jobs of each target, which are real processes with the job's rights.
 
 A value is found in the environment of the training command only: not in plans, state, logs, requests or the bucket.
+Jobs outside of the clouds have the keys of a user of AWS with the rights of a replica.
 """
 
 from __future__ import annotations
@@ -9,14 +10,33 @@ import base64
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Final
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.infra.deploy.account import Operator, skerry
-from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import (
+    BatchRun,
+    ClusterAndAccount,
+    HfJobsRun,
+    KubernetesRun,
+    ModalRun,
+    SageMakerRun,
+    TargetRun,
+    VertexRun,
+)
+from tests.support.slurmsite import SlurmSite, slurm_site, until
 
+from skerry.infra.clouds.aws.input_policies import input_policy
+from skerry.infra.clouds.aws.policies import document, replica_policy, text_of
+from skerry.infra.spec.inputs import Inputs, Secret
 from skerry.runtime.store import open_store
+from skerry.testing.calls import Calls
 from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.huggingface import HuggingFaceSandbox
+from skerry.testing.kubernetes import KubernetesSandbox
+from skerry.testing.modal_cloud import ModalSandbox
 from skerry.testing.processes import Processes
 from skerry.testing.sandbox import Sandbox
 
@@ -77,19 +97,122 @@ def google_project() -> Iterator[GoogleSandbox]:
         yield sandbox
 
 
+USER: Final = "guest"
+
+
+class SlurmCalls:
+    """A real Slurm cluster, as the sandboxes of other services are driven."""
+
+    def __init__(self, site: SlurmSite) -> None:
+        self.site = site
+        self.environment = site.environment
+        self.variables: dict[str, str] = {}
+        self.calls = Calls()
+
+    @property
+    def jobs(self) -> SlurmCalls:
+        return self
+
+    def wait(self, job: str, within_s: float) -> None:
+        del within_s
+        until(lambda: job not in self.site.call("squeue", "--noheader", "--format=%i").split())
+
+    def inventory(self) -> dict[str, tuple[str, ...]]:
+        queue = tuple(self.site.call("squeue", "--noheader", "--format=%i").split())
+        return {"job": queue} if queue else {}
+
+
+class SlurmRun(HfJobsRun):
+    KIND = "slurm_job"
+
+    def group(self, count: int, options: str) -> str:
+        del options
+        target = f'kind: slurm, python: {sys.executable}, partition: main, time: 1h, setup: [". ~/store-keys"]'
+        return f"  - {{name: a, count: {count}, target: {{{target}}}}}\n"
+
+
+@pytest.fixture
+def keys(aws_account: Sandbox) -> dict[str, str]:
+    """The keys of a user without rights: `spec_of` gives it those of a replica."""
+    iam = aws_account.client("iam")
+    iam.create_user(UserName=USER)
+    key = iam.create_access_key(UserName=USER)["AccessKey"]
+    return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+
+
+@pytest.fixture
+def guest(request: pytest.FixtureRequest, aws_account: Sandbox, keys: dict[str, str]) -> Iterator[ClusterAndAccount]:
+    """A service outside of the clouds, whose jobs are processes, and the account with the store."""
+    kind: type[TargetRun] = request.node.callspec.params["run"]
+    within = {
+        "AWS_ENDPOINT_URL": aws_account.endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_DEFAULT_REGION": aws_account.region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with service_of(kind, keys, within) as service:
+        service.variables.update(within)
+        place = ClusterAndAccount(service, aws_account)
+        place.environment |= {"REPLICA_KEY_ID": keys["AWS_ACCESS_KEY_ID"]}
+        place.environment |= {"REPLICA_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
+        yield place
+
+
+@contextmanager
+def service_of(kind: type[TargetRun], keys: Mapping[str, str], within: Mapping[str, str]) -> Iterator[Any]:
+    if kind is KubernetesRun:
+        with KubernetesSandbox(keys=keys) as cluster:
+            cluster.job_runs.containers = Processes()
+            cluster.add("secrets", {"metadata": {"name": "hf"}, "stringData": {"token": VALUE, "other": "another"}})
+            yield cluster
+            assert cluster.violations == []
+    elif kind is HfJobsRun:
+        with HuggingFaceSandbox(processes=True) as hub:
+            yield hub
+            assert hub.violations == []
+    elif kind is ModalRun:
+        with ModalSandbox(processes=True, keys=keys) as modal:
+            yield modal
+    else:
+        with slurm_site() as site:
+            file = site.folder / "home/store-keys"
+            file.touch(0o600)
+            file.write_text("".join(f"export {name}={value}\n" for name, value in {**within, **keys}.items()))
+            yield SlurmCalls(site)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
     kind: type[TargetRun] = request.param
-    return kind(tmp_path, request.getfixturevalue("google_project" if kind is VertexRun else "aws_account"))
+    account = {VertexRun: "google_project", BatchRun: "aws_account", SageMakerRun: "aws_account"}.get(kind, "guest")
+    return kind(tmp_path, request.getfixturevalue(account))
 
 
-def aws_secrets(sandbox: Sandbox) -> str:
+def aws_secrets(sandbox: Sandbox) -> dict[str, dict[str, str]]:
     manager = sandbox.client("secretsmanager")
     token = manager.create_secret(Name="team/token", SecretString=json.dumps({"hf": VALUE}))["ARN"]
     manager.create_secret(Name="team/other", SecretString="another")
     sandbox.client("ssm").put_parameter(Name="/inner", Value=PARAMETER, Type="SecureString")
     inner = f"arn:aws:ssm:us-east-1:{sandbox.account}:parameter/inner"
-    return f"secrets: {{TOKEN: {{aws_secretsmanager: '{token}', key: hf}}, INNER: {{aws_ssm: '{inner}'}}}}\n"
+    return {"TOKEN": {"aws_secretsmanager": token, "key": "hf"}, "INNER": {"aws_ssm": inner}}
+
+
+def guest_secrets(run: TargetRun) -> dict[str, dict[str, str]]:
+    """Those of AWS, one of them in the cluster itself if it can be, with the rights of the user on them."""
+    account: Sandbox = run.sandbox.account
+    secrets = aws_secrets(account)
+    if isinstance(run, KubernetesRun):
+        secrets["TOKEN"] = {"kubernetes_secret": "hf", "key": "token"}
+    given = {name: Secret(**reference) for name, reference in secrets.items()}
+    rights = {
+        "run": replica_policy(bucket_arn="arn:aws:s3:::acme-skerry", prefix="runs/tiny", slots=("a-0",), group=None),
+        "inputs": input_policy(Inputs(secrets=given, data={"corpus": "s3://acme-data/corpus"}), "aws"),
+    }
+    for name, statements in rights.items():
+        account.client("iam").put_user_policy(
+            UserName=USER, PolicyName=name, PolicyDocument=text_of(document(statements))
+        )
+    return secrets
 
 
 def make_google_secret(sandbox: GoogleSandbox, name: str, value: str) -> str:
@@ -100,18 +223,22 @@ def make_google_secret(sandbox: GoogleSandbox, name: str, value: str) -> str:
     return f"projects/{sandbox.project}/secrets/{name}"
 
 
-def google_secrets(sandbox: GoogleSandbox) -> str:
+def google_secrets(sandbox: GoogleSandbox) -> dict[str, dict[str, str]]:
     token = make_google_secret(sandbox, "token", json.dumps({"hf": VALUE}))
     inner = make_google_secret(sandbox, "inner", PARAMETER)
-    first, second = f"google_secret: {token}/versions/1, key: hf", f"google_secret: {inner}/versions/latest"
-    return f"secrets: {{TOKEN: {{{first}}}, INNER: {{{second}}}}}\n"
+    first = {"google_secret": f"{token}/versions/1", "key": "hf"}
+    return {"TOKEN": first, "INNER": {"google_secret": f"{inner}/versions/latest"}}
 
 
 def spec_of(run: TargetRun) -> Path:
     is_google = isinstance(run, VertexRun)
-    secrets = google_secrets(run.sandbox) if is_google else aws_secrets(run.sandbox)
+    if isinstance(run.sandbox, ClusterAndAccount):
+        secrets = guest_secrets(run)
+    else:
+        secrets = google_secrets(run.sandbox) if is_google else aws_secrets(run.sandbox)
     data = f"data: {{corpus: {'gs' if is_google else 's3'}://acme-data/corpus}}\n"
-    path = run.write_spec(count=1, more=f"limits: {{max_hours: 24}}\nenv: {{COLOUR: green}}\n{secrets}{data}")
+    more = f"limits: {{max_hours: 24}}\nenv: {{COLOUR: green}}\nsecrets: {json.dumps(secrets)}\n{data}"
+    path = run.write_spec(count=1, more=more)
     (run.folder / "train" / "train.py").write_text(SCRIPT)
     return path
 
@@ -124,7 +251,11 @@ def written(run: TargetRun, variables: Mapping[str, str]) -> bytes:
     return objects + b"".join(file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("run", [BatchRun, SageMakerRun, VertexRun], indirect=True, ids=lambda kind: kind.KIND)
+IN_CLOUDS: Final = (BatchRun, SageMakerRun, VertexRun)
+GUESTS: Final = (KubernetesRun, HfJobsRun, ModalRun, SlurmRun)
+
+
+@pytest.mark.parametrize("run", [*IN_CLOUDS, *GUESTS], indirect=True, ids=lambda kind: kind.KIND)
 def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in run.environment.items():
         monkeypatch.setenv(name, text)
@@ -142,15 +273,17 @@ def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pyt
     assert '\n  COLOUR="green"\n' in texts[0]
     assert "\n  TOKEN: the secret " in texts[0]
     assert "://acme-data/corpus\n" in texts[0]
-    assert re.search(r"secretsmanager:GetSecretValue|roles/secretmanager.secretAccessor", texts[0])
+    if isinstance(run, IN_CLOUDS):
+        assert re.search(r"secretsmanager:GetSecretValue|roles/secretmanager.secretAccessor", texts[0])
     assert "warning: data" not in texts[0]
     requests = repr([(call.params, getattr(call, "body", None)) for call in run.sandbox.calls])
-    assert "SKERRY_SECRET_TOKEN" in requests
+    if not isinstance(run, SlurmRun):
+        assert "SKERRY_SECRET_INNER" in requests
     for value in (VALUE, PARAMETER):
         assert value not in "".join(texts)
         assert value not in requests
         assert value.encode() not in written(run, run.environment)
     skerry("destroy", str(path), "--yes", "--data")
     left = run.sandbox.inventory()
-    assert left.keys() <= {"bucket", "secret"}
+    assert left.keys() <= {"bucket", "secret", "user"}
     assert left["bucket"] == ("acme-data",)

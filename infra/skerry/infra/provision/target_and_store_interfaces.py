@@ -153,12 +153,16 @@ class RunContext:
         """The environment variables of every replica of a group, at any target: the spec's, the run, its code.
 
         None depends on the number of replicas, so one that is added or removed restarts no other. Of secrets they hold
-        the references; a job fetches the values itself.
+        the references; a job fetches the values itself. Those of a cluster are no variables here: its pods get them.
         """
         inputs = self.inputs(group)
         variables = {
             **inputs.env,
-            **{f"{contract.SECRET}{name}": secret.reference for name, secret in inputs.secrets.items()},
+            **{
+                f"{contract.SECRET}{name}": secret.reference
+                for name, secret in inputs.secrets.items()
+                if secret.is_fetched
+            },
             **{f"{contract.DATA}{name.upper()}": uri for name, uri in inputs.data.items()},
             contract.RUN_URI: self.run_uri,
             contract.CODE: self.code,

@@ -41,6 +41,8 @@ _PARAMETER_ARN: Final = r"arn:aws[a-z-]*:ssm:[a-z0-9-]+:\d{12}:parameter/[A-Za-z
 _GOOGLE_SECRET: Final = r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]+/versions/(\d+|latest)"  # noqa: S105  a pattern
 _SECRET_EXAMPLE: Final = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"  # noqa: S105  a name
 _GOOGLE_EXAMPLE: Final = "projects/acme/secrets/hf/versions/1"
+_CLUSTER_SECRET: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # noqa: S105  a pattern
+_CLUSTER_KEY: Final = re.compile(r"[-._A-Za-z0-9]{1,253}")
 # Characters that have a meaning in policies, or in the conditions of a bucket's policy.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._/=+,@-]*")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -51,12 +53,14 @@ _CLOUD_OF_SECRET: Final[Mapping[str, Cloud]] = {
     "aws_secretsmanager": "aws",
     "aws_ssm": "aws",
     "google_secret": "google",
+    "kubernetes_secret": "kubernetes",
     "environment": None,
 }
 _CLOUD_OF_SCHEME: Final = {"s3": "aws", "gs": "google"}
 _EXAMPLES: Final[Mapping[Cloud, str]] = {
     "aws": f"{{aws_secretsmanager: {_SECRET_EXAMPLE}}}",
     "google": f"{{google_secret: {_GOOGLE_EXAMPLE}}}",
+    "kubernetes": "{kubernetes_secret: hf, key: token}",
     None: "{environment: HF_TOKEN}",
 }
 _WORDS: Final = {"aws": "AWS", "google": "Google Cloud"}
@@ -113,6 +117,10 @@ class Secret(Section):
         | None
     ) = None
     """A version of a secret in Google's Secret Manager, for replicas on Google Cloud."""
+    kubernetes_secret: (
+        Annotated[str, Field(max_length=253, examples=["hf"]), shaped(_CLUSTER_SECRET, "the name of a Secret")] | None
+    ) = None
+    """The name of a Secret in the namespace of the replicas, for replicas on Kubernetes; `key` is its entry."""
     environment: (
         Annotated[
             str, Field(examples=["HF_TOKEN"]), shaped(_VARIABLE.pattern, "the name of a variable of your environment")
@@ -121,7 +129,7 @@ class Secret(Section):
     ) = None
     """The name of a variable in the environment of `skerry up`, for replicas on this machine."""
     key: Annotated[str, Field(min_length=1, max_length=256, examples=["token"])] | None = None
-    """The key of the text in a secret that holds a JSON object; null is the whole secret."""
+    """The key of the text in a secret that holds a JSON object; null is the whole secret. On Kubernetes the entry."""
     kms_key: Annotated[str, Field(examples=[]), shaped(_KEY_ARN, "the ARN of a key of AWS KMS")] | None = None
     """The key that encrypts a secret on AWS, if it is not AWS's own; replicas may then decrypt with it."""
 
@@ -134,6 +142,8 @@ class Secret(Section):
             raise ValueError("must not have kms_key, which is only for a secret on AWS; remove it")
         if self.key is not None and self.environment is not None:
             raise ValueError("must not have key, because a variable of your environment holds one text; remove it")
+        if self.kubernetes_secret is not None and (self.key is None or _CLUSTER_KEY.fullmatch(self.key) is None):
+            raise ValueError(f"must have the key of an entry of the Secret; write e.g. {_EXAMPLES['kubernetes']}")
         return self
 
     @property
@@ -147,8 +157,13 @@ class Secret(Section):
         return _CLOUD_OF_SECRET[self.source]
 
     @property
+    def is_fetched(self) -> bool:
+        """Return whether the job fetches it by its reference. A cluster sets its own ones in the pods."""
+        return self.kubernetes_secret is None
+
+    @property
     def name(self) -> str:
-        """Its ARN, its resource name, or the name of the variable."""
+        """Its ARN, its resource name, its name in the cluster, or the name of the variable."""
         return str(getattr(self, self.source))
 
     @property
@@ -317,17 +332,18 @@ def _secret_place(document: Document, index: int, name: str, where: Where, cloud
     sources = [source for source in _CLOUD_OF_SECRET if isinstance(value, dict) and value.get(source) is not None]
     if len(sources) != 1 or (of := _CLOUD_OF_SECRET[sources[0]]) == cloud:
         return
-    own_site = cloud is not None and cloud not in _WORDS
-    if own_site and of is not None:  # jobs there have what credentials the user gives them
+    if cloud is not None and cloud not in _WORDS and of in _WORDS:  # jobs there have what credentials the user gives
         return
     kind = document.value(("replicas", index, "target", "kind"))
     if of is None:
         why = "is a value that would be stored in the description of a job"
+    elif of not in _WORDS:
+        why = "is in a cluster of Kubernetes, which gives it to its own pods only"
     elif cloud is None:
         why = f"is read by the role of a job on {_WORDS[of]}, and these replicas have none"
     else:
         why = f"is on {_WORDS[of]}, whose secrets a job on {_WORDS[cloud]} cannot read"
-    own = f"replicas[{index}].secrets: {{{name}: {_EXAMPLES['aws' if own_site else cloud]}}}"
+    own = f"replicas[{index}].secrets: {{{name}: {_EXAMPLES.get(cloud, _EXAMPLES['aws'])}}}"
     yield document.problem(where, f"{why}: replicas[{index}] runs on {kind}; write e.g. {own}")
 
 

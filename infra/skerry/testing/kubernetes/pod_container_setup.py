@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.local.docker_engine import Bind
 from skerry.testing.docker_containers import JobContainer
 from skerry.testing.job_runner import StartRefused
-from skerry.testing.kubernetes.scheduler_and_nodes import claims_of
+from skerry.testing.kubernetes.scheduler_and_nodes import claims_of, entries_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,16 +85,18 @@ class PodHost:
 
     def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
         variables = dict(self._variables)
-        namespace = str(self._pod["metadata"]["namespace"])
-        with self._objects.lock:
-            for source in container.get("envFrom") or ():
-                secret = self._objects.get("secrets", namespace, str(source["secretRef"]["name"]))
-                data: Mapping[str, str] = secret.get("data") or {}
-                variables |= {name: base64.b64decode(value).decode() for name, value in data.items()}
-                variables |= secret.get("stringData") or {}
+        for source in container.get("envFrom") or ():
+            variables |= {name: value.decode() for name, value in self._secret(source["secretRef"]["name"]).items()}
         for variable in container.get("env") or ():
-            variables[variable["name"]] = expanded(str(variable.get("value", "")), variables)
+            if (entry := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
+                variables[variable["name"]] = self._secret(entry["name"])[entry["key"]].decode()
+            else:
+                variables[variable["name"]] = expanded(str(variable.get("value", "")), variables)
         return variables
+
+    def _secret(self, name: str) -> dict[str, bytes]:
+        with self._objects.lock:
+            return entries_of(self._objects.get("secrets", str(self._pod["metadata"]["namespace"]), name))
 
     def _claimed(self, container: Mapping[str, Any]) -> list[Bind]:
         """The folders of this machine behind the pod's claims, where the container mounts them."""

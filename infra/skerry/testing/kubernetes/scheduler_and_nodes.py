@@ -7,6 +7,7 @@ A pod that a node took is one run of `skerry.testing.job_runner`: a container, o
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,14 +129,25 @@ class PodController:
             pod["spec"]["nodeName"] = node["metadata"]["name"]
             set_condition(self._objects, pod, "PodScheduled", "True", "", "")
         container = pod["spec"]["containers"][0]
-        for source in container.get("envFrom", ()):
-            name = source.get("secretRef", {}).get("name")
-            if name and ("secrets", pod["metadata"]["namespace"], name) not in self._objects.rows:
-                waiting = {"reason": "CreateContainerConfigError", "message": f'secrets "{name}" not found'}
-                base = {"name": container["name"], "image": container["image"], "ready": False, "restartCount": 0}
-                pod["status"].update(phase="Pending", containerStatuses=[{**base, "state": {"waiting": waiting}}])
-                return False
-        return True
+        if (missing := self._missing_secret(pod)) is not None:
+            waiting = {"reason": "CreateContainerConfigError", "message": missing}
+            base = {"name": container["name"], "image": container["image"], "ready": False, "restartCount": 0}
+            pod["status"].update(phase="Pending", containerStatuses=[{**base, "state": {"waiting": waiting}}])
+        return missing is None
+
+    def _missing_secret(self, pod: Mapping[str, Any]) -> str | None:
+        """A kubelet's words for a Secret that the container names and that it cannot find, or whose entry it cannot."""
+        container, namespace = pod["spec"]["containers"][0], pod["metadata"]["namespace"]
+        entries = [variable.get("valueFrom", {}).get("secretKeyRef") for variable in container.get("env", ())]
+        for entry in (*(source.get("secretRef") for source in container.get("envFrom", ())), *entries):
+            if entry is None:
+                continue
+            secret = self._objects.rows.get(("secrets", namespace, entry["name"]))
+            if secret is None:
+                return f'secrets "{entry["name"]}" not found'
+            if "key" in entry and entry["key"] not in entries_of(secret):
+                return f"couldn't find key {entry['key']} in Secret {namespace}/{entry['name']}"
+        return None
 
     def _node_for(self, pod: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
         nodes = self._objects.list("nodes", "")
@@ -164,6 +176,12 @@ def gpus_of(pod: Mapping[str, Any]) -> int:
     """The GPUs that a pod has."""
     resources = pod["spec"]["containers"][0].get("resources") or {}
     return int((resources.get("limits") or {}).get(_GPU, 0))
+
+
+def entries_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
+    """The entries of a Secret."""
+    data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
+    return data | {name: text.encode() for name, text in (secret.get("stringData") or {}).items()}
 
 
 def claims_of(pod: Mapping[str, Any]) -> dict[str, str]:

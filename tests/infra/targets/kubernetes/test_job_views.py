@@ -110,7 +110,12 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
         (
             "secret: absent",
             None,
-            'its Secret is missing: see `secret` (secrets "absent" not found)',
+            'a Secret or an entry of it is missing: see `secret` and `secrets` (secrets "absent" not found)',
+        ),
+        (
+            "secrets",
+            None,
+            "a Secret or an entry of it is missing: see `secret` and `secrets` (couldn't find key token in Secret",
         ),
         (
             "claim: {name: absent, path: /shared}",
@@ -128,12 +133,14 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
             "its node is gone, and no other pod starts before the Node is deleted: delete it, or taint it",
         ),
     ],
-    ids=["gpus", "labels", "secret", "claim", "image", "node"],
+    ids=["gpus", "labels", "secret", "entry", "claim", "image", "node"],
 )
 def test_pending_job_shows_why_it_waits(
     cluster: Cluster, sandbox: KubernetesSandbox, tmp_path: Path, target: str, act: Any, expected: str
 ) -> None:
-    context = context_of(tmp_path, target, store="file:///shared/runs" if "claim" in target else "s3://acme/runs")
+    more = "secrets: {HF_TOKEN: {kubernetes_secret: store-keys, key: token}}\n" if target == "secrets" else ""
+    store = "file:///shared/runs" if "claim" in target else "s3://acme/runs"
+    context = context_of(tmp_path, "" if more else target, store=store, more=more)
     scene = Scene(cluster, context)
     if act is not None:
         act(sandbox, scene)

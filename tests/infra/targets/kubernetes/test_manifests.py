@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from tests.infra.kit import of_kind, plain, wanted
 from tests.infra.targets.kubernetes.kit import WHOLE, check_golden, context_of, graph_of
 
-from skerry.infra.targets.kubernetes import manifests
+from skerry.infra.targets.kubernetes import manifests, parse_observed_settings
 from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
 from skerry.infra.targets.shared.resolve_refs import ready
 
@@ -41,6 +41,26 @@ def test_objects_are_frozen_and_the_server_accepts_them(tmp_path: Path, cluster:
             (f"/apis/batch/v1/namespaces/train/jobs/{name}", job),
         ):
             assert cluster.apply(path, body, "test", dry_run=True)["metadata"]["uid"]
+
+
+SECRETS = """secrets:
+  HF_TOKEN: {kubernetes_secret: hf, key: token}
+  WANDB: {aws_ssm: "arn:aws:ssm:us-east-1:123456789012:parameter/w"}
+"""
+
+
+def test_secret_of_the_cluster_is_a_reference_in_the_pod(tmp_path: Path, cluster: Cluster) -> None:
+    context = context_of(tmp_path, count=1, more=SECRETS)
+    (job,) = of_kind(graph_of(context), Job)
+    assert job.secrets == {"HF_TOKEN": {"name": "hf", "key": "token"}}
+    assert [name for name in job.environment if "SECRET" in name] == ["SKERRY_SECRET_WANDB"]
+    body: dict[str, Any] = ready(manifests.job(wanted(job, context.run_uri)))
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    reference = {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": reference} in container["env"]
+    path = f"/apis/batch/v1/namespaces/train/jobs/{job.name}"
+    seen = parse_observed_settings.job(cluster.apply(path, body, "test", dry_run=True))
+    assert seen.settings["secrets"] == job.secrets
 
 
 def test_only_what_a_pod_is_made_of_is_in_the_digest_of_its_settings(tmp_path: Path) -> None:

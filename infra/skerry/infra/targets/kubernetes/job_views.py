@@ -53,7 +53,7 @@ _WAITING: Final = {
     "ErrImagePull": "its image could not be pulled: check that it exists, and `pull_secret`",
     "ImagePullBackOff": "its image could not be pulled: check that it exists, and `pull_secret`",
     "InvalidImageName": "its image has no valid name",
-    "CreateContainerConfigError": "its Secret is missing: see `secret`",
+    "CreateContainerConfigError": "a Secret or an entry of it is missing: see `secret` and `secrets`",
     "CreateContainerError": "its container cannot be created",
 }
 # The meaning of a message of the scheduler or of an event, by a part of it; the first that matches counts.

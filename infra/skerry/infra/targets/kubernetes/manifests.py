@@ -191,7 +191,13 @@ def _container(settings: Mapping[str, Any]) -> Tree:
         "name": CONTAINER,
         "image": settings["image"],
         "args": settings["args"],
-        "env": environment_list({name: _escaped(text) for name, text in settings["environment"].items()}),
+        "env": [
+            *environment_list({name: _escaped(text) for name, text in settings["environment"].items()}),
+            *(
+                {"name": variable, "valueFrom": {"secretKeyRef": dict(entry)}}
+                for variable, entry in sorted(settings["secrets"].items())
+            ),
+        ],
         "resources": {"requests": {"cpu": settings["cpu"], "memory": memory}, "limits": {"memory": memory, **gpu}},
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  the mount point of the volume

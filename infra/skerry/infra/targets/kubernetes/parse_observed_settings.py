@@ -37,6 +37,11 @@ def job(row: Mapping[str, Any]) -> Observed:
         "image": str(container.get("image", "")),
         "args": [str(word) for word in container.get("args", ())],
         "environment": environment(row),
+        "secrets": {
+            str(item["name"]): {name: str(item["valueFrom"]["secretKeyRef"][name]) for name in ("name", "key")}
+            for item in container.get("env", ())
+            if "secretKeyRef" in item.get("valueFrom", {})
+        },
         "service_account": str(pod.get("serviceAccountName", "")),
     }
     if not over(row):

@@ -114,6 +114,11 @@ def job_of(
         attempts=target.attempts,
         deadline_s=deadline_s(context.hours, target),
         claim=None if target.claim is None else target.claim.model_dump(),
+        secrets={
+            variable: {"name": secret.name, "key": str(secret.key)}
+            for variable, secret in context.inputs(group).secrets.items()
+            if not secret.is_fetched
+        },
     )
 
 

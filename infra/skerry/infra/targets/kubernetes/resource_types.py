@@ -5,7 +5,7 @@ The region of each is its namespace. Source: Kubernetes API, batch/v1 Job, v1 Se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from skerry.infra.provision.graph import Life, Resource, Text
@@ -26,9 +26,10 @@ class Job(Resource):
     """One replica. Outputs: uid.
 
     cpu: a quantity. memory, shared_memory: bytes. tolerations: as the API has them. secret: its entries become
-    variables. attempts: starts in total. deadline_s: of all attempts together; None is unlimited. grace_s: between
-    SIGTERM and SIGKILL. token_audience: of a token of the account that the pod gets; None is no token. claim: name,
-    path and user of a volume; None is no volume.
+    variables. secrets: by variable, the name of a Secret and the key of its entry. attempts: starts in total.
+    deadline_s: of all attempts together; None is unlimited. grace_s: between SIGTERM and SIGKILL. token_audience:
+    of a token of the account that the pod gets; None is no token. claim: name, path and user of a volume; None is no
+    volume.
     """
 
     KIND: ClassVar[str] = "kubernetes_job"
@@ -51,6 +52,7 @@ class Job(Resource):
             "pull_secret",
             "queue",
             "secret",
+            "secrets",
             "grace_s",
             "service_account",
             "token_audience",
@@ -77,3 +79,4 @@ class Job(Resource):
     deadline_s: int | None
     token_audience: str | None = None
     claim: Mapping[str, str | int] | None = None
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, "Mapping[str, str]"])
