@@ -77,7 +77,7 @@ EVENTS = """
     garbage_collection_failed heartbeat_failed initial_model_loaded joined
     local_copy_failed local_copy_saved local_state_failed local_state_missing
     local_state_loaded local_state_saved
-    mirror_behind mirrored payload_mended payload_not_mended
+    mirror_behind mirrored payload_mended payload_not_mended payload_read_from_copy
     mount_remembers_absence receipt_failed receipts_differ reduced_unit_refused round_closed round_ended_early
     round_failed stop_requested
     store_recovered settings_applied slots_changed early_contribution_failed

@@ -48,8 +48,9 @@ Name: TypeAlias = Literal[
     "mirror_behind",  # a mirror of the run could not be brought up to date: why; it is tried again
     "mirrored",  # rounds or a checkpoint were copied to a mirror
     "mount_remembers_absence",  # an NFS mount without lookupcache=positive: files of others are seen late
-    "payload_mended",  # a damaged or missing payload of a closed round was put back from a mirror
+    "payload_mended",  # a damaged or missing payload of this slot was put back from a mirror
     "payload_not_mended",  # no mirror has it whole, or the store refuses: why
+    "payload_read_from_copy",  # one of another slot is read from a mirror; `skerry doctor --repair` puts it back
     "receipt_failed",
     "receipts_differ",  # replicas have different averages or states after a round; which are right, if known
     "roll_up_failed",  # a roll-up could not be written; readers read the single records

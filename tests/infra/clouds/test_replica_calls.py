@@ -74,10 +74,11 @@ EXISTING: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One replica's job. environment: of the job."""
+    """One replica's job. environment: of the job. operator: of its operator, with all rights."""
 
     scheme: str
     environment: Mapping[str, str]
+    operator: Mapping[str, str]
 
     def store(self, place: str = f"acme-runs/{PREFIX}") -> Store:
         return opened(f"{self.scheme}://{place}", self.environment)
@@ -110,7 +111,8 @@ def on_aws() -> Iterator[Replica]:
         aws.call("s3", aws_kit.REGION, "create_bucket", Bucket="another-bucket", **region)
         fill("s3", sandbox.environment)
         given = role_keys(role["arn"], "replica", aws_kit.REGION)
-        yield Replica(scheme="s3", environment={**sandbox.environment, **given})
+        environment = {**sandbox.environment, **given}
+        yield Replica(scheme="s3", environment=environment, operator=sandbox.environment)
 
 
 def on_google(group: str | None) -> Iterator[Replica]:
@@ -130,7 +132,7 @@ def on_google(group: str | None) -> Iterator[Replica]:
         body = {"name": "another-bucket", "location": "EUROPE-WEST4"}
         google.call("storage", "POST", "storage/v1/b", body=body, query={"project": google.project})
         fill("gs", sandbox.environment)
-        yield Replica(scheme="gs", environment=sandbox.acting_as(email))
+        yield Replica(scheme="gs", environment=sandbox.acting_as(email), operator=sandbox.environment)
         assert list(sandbox.violations) == []
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from skerry.runtime.store import Span
+
 ROUNDS = 3
 
 
@@ -148,15 +150,19 @@ def test_mender_goes_on_where_it_was_late(original: tuple[Mapping[str, bytes], o
     store = filled(objects)
     run = read_run(store)
     assert run is not None
-    payloads = [entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1))]
-    for key in payloads:
+    own, others = (entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1)))
+    for key in (own, others):
         damage(store, key)
-    mender = RoundMender(RunLog(store, run), ROUNDS - 1, lambda: Copies([filled(objects)]), lambda: None)
+    copy = filled(objects)
+    mender = RoundMender(RunLog(store, run), "a", ROUNDS - 1, lambda: Copies([copy]), lambda: None)
     answers = [False, True]
-    first, _ = mender.mend(lambda: answers.pop(0))
-    second, failed = mender.mend(lambda: False)
-    assert ([item.key for item in (*first, *second)], failed) == (payloads, [])
-    assert len(first) == 1
+    assert [item.key for item in mender.mend(lambda: answers.pop(0))[0]] == [own]
+    assert mender.copies == {}
+    bad = store.read(others)
+    assert mender.mend(lambda: False) == ([], [])
+    assert (list(mender.copies), mender.copies[others].uri, store.read(others)) == ([others], copy.uri, bad)
+    store.replace(others, objects[others])
+    assert (mender.mend(lambda: False), mender.copies) == (([], []), {})
 
 
 # Replicas.
@@ -180,20 +186,58 @@ def lost(original: tuple[Mapping[str, bytes], object], tmp_path: Path) -> Iterat
     stop_managers()
 
 
-def test_replica_puts_back_what_its_mirror_has_and_goes_on(
+@pytest.mark.parametrize("slot", ["a", "b", "c"])
+def test_replica_puts_back_its_own_and_reads_others_from_the_mirror(
     original: tuple[Mapping[str, bytes], dict[str, torch.Tensor]],
     lost: tuple[MemoryStore, str, str],
+    slot: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "skerry")
     objects, parameters = original
     store, *broken = lost
-    joined = Island(store, "a", seed=5, grace_s=60.0, max_retries=None)
+    before = {key: store.read(key) for key in broken}
+    joined = Island(store, slot, seed=5, grace_s=60.0, max_retries=None)
     assert joined.join() == 1
     for name, tensor in parameters.items():
         assert torch.equal(joined.originals[name], tensor)
-    assert [bytes(store.read(key) or b"") for key in broken] == [objects[key] for key in broken]
-    assert [event["key"] for event in logged_events(caplog, "payload_mended")] == broken
+    own = [key for key in broken if keys.slot_of(key) == slot]
+    assert {key: store.read(key) for key in broken} == before | {key: objects[key] for key in own}
+    assert [event["key"] for event in logged_events(caplog, "payload_mended")] == own
+    others = [key for key in broken if key not in own]
+    assert [event["key"] for event in logged_events(caplog, "payload_read_from_copy")] == others
+
+
+def test_mirror_that_loses_its_copy_meanwhile_is_not_asked_without_pause(
+    lost: tuple[MemoryStore, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy is whole when it is looked for, and damaged when it is read: the replica waits, as without a copy."""
+    caplog.set_level(logging.INFO, "skerry")
+    store, bad, _ = lost
+    mirror = DirectoryStore(tmp_path / "mirror")
+    whole = bytes(mirror.read(bad) or b"")
+    joined = Island(store, "c", seed=5, grace_s=60.0, timeout=timedelta(seconds=0.5))
+    whole_reads: list[str] = []
+
+    class Changing(HookedStore):
+        """Whole for a mender, which asks for one byte more, and damaged for a reader of blocks."""
+
+        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+            data = super().read(key, span, into)
+            is_mender = span is not None and span.stop == len(whole) + 1
+            if data is None or key != bad or is_mender:
+                whole_reads.extend([key] if key == bad else [])
+                return data
+            data[:] = flip(bytes(data), len(data) - 1)
+            return data
+
+    changing = Changing(lambda *_: None)
+    filled({entry.key: bytes(mirror.read(entry.key) or b"") for entry in mirror.list("")}, changing)
+    object.__setattr__(joined.manager.session, "open_mirror", lambda _: changing)
+    with pytest.raises(RuntimeError, match=r"cannot be followed.*payload is damaged"):
+        joined.join()
+    assert len(logged_events(caplog, "payload_read_from_copy")) == 2
+    assert len(whole_reads) < 20
 
 
 def test_replaced_process_puts_nothing_back(

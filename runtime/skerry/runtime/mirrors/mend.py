@@ -52,7 +52,7 @@ class NamedObject:
 
 @dataclass(frozen=True)
 class Mended:
-    """An object that is whole again. uri: of the store with the copy. was: what was wrong, for people."""
+    """An object that was damaged or missing. uri: of the store with a copy. was: what was wrong, for people."""
 
     key: str
     uri: str
@@ -100,7 +100,7 @@ def mend(
     """Makes an object whole; None if it is, or is not needed any more. The whole object is in memory.
 
     overwrites: a damaged object is replaced by one request, which needs that right. Otherwise it is deleted, then
-    created: for payloads, of which others can use a missing one no less than a damaged one.
+    created: only for payloads that the caller may create, because a refused create would leave none.
     before_write: called last; what it raises ends the attempt, with nothing written.
     Raises Corrupt without a copy, Conflict if it is damaged again at once, and what the store raises.
     """
@@ -126,37 +126,48 @@ def mend(
 
 
 class RoundMender:
-    """Mends the payloads of a closed round that a replica cannot follow. For one thread.
+    """Finds whole payloads for a closed round that a replica cannot follow. For one thread.
 
-    Needs only the rights of garbage collection in the run's store, and to read the copies.
+    Its own slot's payloads are put back: it may create and delete them. Those of other slots stay as they are, because
+    its role may refuse to create them: they are read from the copies. copies: such payloads, by key.
     """
 
     def __init__(
-        self, log: RunLog, round_number: int, open_copies: Callable[[], Copies], before_write: Callable[[], None]
+        self,
+        log: RunLog,
+        slot: str,
+        round_number: int,
+        open_copies: Callable[[], Copies],
+        before_write: Callable[[], None],
     ) -> None:
         """open_copies: called for each attempt; a store that was away is asked again. before_write: as in `mend`."""
-        self._log, self._round = log, round_number
+        self.copies: dict[str, Mended] = {}
+        self._log, self._slot, self._round = log, slot, round_number
         self._open_copies = open_copies
         self._before_write = before_write
         self._whole: set[str] = set()
 
     def mend(self, is_late: Callable[[], bool]) -> tuple[list[Mended], list[Corrupt]]:
-        """Verifies the round's payloads and mends them; the errors are of those without a copy.
+        """Verifies the round's payloads, mends this slot's, and finds copies of others.
 
-        is_late: asked before each payload; the next call goes on there. Raises what the run's store raises.
+        The errors are of those without a copy. is_late: asked before each payload; the next call goes on there. Raises
+        what the run's store raises.
         """
         mended: list[Mended] = []
         failed: list[Corrupt] = []
         copies = self._open_copies()
-        for wanted in self._payloads():
+        for slot, wanted in self._payloads():
             if wanted.key in self._whole:
                 continue
             if is_late():
                 return mended, failed
+            self.copies.pop(wanted.key, None)
             try:
-                done = mend(self._log.store, wanted, copies, overwrites=False, before_write=self._before_write)
-                if done is not None:
-                    mended.append(done)
+                if slot == self._slot:
+                    done = mend(self._log.store, wanted, copies, overwrites=False, before_write=self._before_write)
+                    mended += [] if done is None else [done]
+                elif (copy := _find_copy(self._log.store, wanted, copies)) is not None:
+                    self.copies[wanted.key] = copy
             except Corrupt as error:
                 failed.append(error)
             else:
@@ -164,8 +175,8 @@ class RoundMender:
         self._whole.clear()  # the next attempt verifies all again
         return mended, failed
 
-    def _payloads(self) -> Iterator[NamedObject]:
-        """The payloads of the round's members, by records that have the digests in its commit."""
+    def _payloads(self) -> Iterator[tuple[str, NamedObject]]:
+        """The payloads of the round's members with their slots, by records that have the digests in its commit."""
         number = self._round
         commit = self._log.read_commit(number)
         for exchange, digest in enumerate(() if commit is None else commit.record.exchanges):
@@ -177,7 +188,16 @@ class RoundMender:
                 if contribution is None or contribution.digest != share.contribution:
                     continue
                 for part in contribution.record.parts:
-                    yield NamedObject(key=keys.payload(number, share.slot, part.digest), part=part)
+                    yield share.slot, NamedObject(key=keys.payload(number, share.slot, part.digest), part=part)
+
+
+def _find_copy(store: Store, wanted: NamedObject, copies: Copies) -> Mended | None:
+    """The verified copy of an object that is not whole in `store`; None if it is. Raises Corrupt without a copy."""
+    present = wanted.read(store)
+    if _is_whole(wanted, present):
+        return None
+    data, uri = copies.find(wanted)
+    return Mended(wanted.key, uri, _damage(present, data))
 
 
 def _is_whole(wanted: NamedObject, data: memoryview | None) -> bool:

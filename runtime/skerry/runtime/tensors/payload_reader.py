@@ -47,7 +47,7 @@ class Traffic:
 class RemotePayload:
     """A payload object to read: its key, its record, the expected index and part, and its owner (for messages).
 
-    ahead: its bytes, if they were read before.
+    ahead: its bytes, if they were read before. copy: the store to read it from, instead of the run's.
     """
 
     key: str
@@ -57,6 +57,7 @@ class RemotePayload:
     owner: str
     header: Header | None = None
     ahead: memoryview | None = None
+    copy: Store | None = None
 
 
 class Request(NamedTuple):
@@ -237,7 +238,7 @@ def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview
         data = ahead[span.start : span.stop]
         buffer[: len(data)] = data
         return len(data)
-    view = read_existing(store, remote.key, span, buffer[: span.stop - span.start])
+    view = read_existing(remote.copy or store, remote.key, span, buffer[: span.stop - span.start])
     if view is None:
         raise Corrupt(f"payload is absent: key={remote.key} {remote.owner}")
     return len(view)

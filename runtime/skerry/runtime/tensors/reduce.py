@@ -124,7 +124,15 @@ class Reducer:
         self._now = now
         self._remotes = {
             source.slot: [
-                RemotePayload(key, part, index, number, f"slot={source.slot}", ahead=workspace.ahead.get(key))
+                RemotePayload(
+                    key,
+                    part,
+                    index,
+                    number,
+                    f"slot={source.slot}",
+                    ahead=workspace.ahead.get(key),
+                    copy=workspace.copies.get(key),
+                )
                 for number, part in enumerate(source.parts)
                 for key in [keys.payload(source.round, source.slot, part.digest)]
             ]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
+    from skerry.runtime.store.interface import Store
     from skerry.runtime.tensors.payload_encoder import Encoded
 
 # Up to this many tensors in a piece, a call for each is cheaper than another copy of the piece.
@@ -46,12 +47,14 @@ _ADD: Final[Mapping[Op, np.ufunc]] = {"avg": np.add, "sum": np.add, "max": np.ma
 class Workspace:
     """Buffers and threads that are reused between rounds; their size is a few pieces. For one thread at a time.
 
-    ahead: payload objects that were read before the decision, by key.
+    ahead: payload objects that were read before the decision, by key. copies: stores to read a payload from, by its
+    key, instead of the run's store.
     """
 
     def __init__(self) -> None:
         self.reader = Reader()
         self.ahead: Mapping[str, memoryview] = {}
+        self.copies: Mapping[str, Store] = {}
         self._buffers: dict[str, memoryview] = {}
 
     def buffer(self, name: str, size: int) -> memoryview:

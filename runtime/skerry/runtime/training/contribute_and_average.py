@@ -32,7 +32,7 @@ from skerry.runtime.tensors.sum_by_pieces import Workspace
 from skerry.runtime.training.contribution_writer import ContributionWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from typing_extensions import Buffer
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence, WorkMonitor
     from skerry.runtime.ranks.interface import Channel
+    from skerry.runtime.store import Store
     from skerry.runtime.tensors.byte_layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.tensors.tensors_sent_together import TensorBatch
@@ -187,6 +188,10 @@ class Averager:
             return False
         _, norm = self._contribute(place, batch, hosts, index, opened, None, trained)
         return norm is not None or not self._is_abstaining(place)
+
+    def read_from(self, copies: Mapping[str, Store]) -> None:
+        """Read these payloads, by key, from other stores than the run's, until the next call. They are verified too."""
+        self._workspace.copies = copies
 
     def close(self) -> None:
         """Stop the reading threads and free the buffers."""

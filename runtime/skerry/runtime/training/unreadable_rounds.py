@@ -1,9 +1,10 @@
 """Passes closed rounds that a replica cannot follow, because a payload is damaged or missing.
 
-If a mirror of the run has the payload, it is put back from there. Otherwise only replicas that read it before it was
-damaged have the next state; one of them writes an extra checkpoint so that the others can skip the round. The others
-wait for it up to a limit of their own, and try the round again now and then, because the object may have been restored.
-A replica at the end of the run does not leave while it may be the only one that can write the last checkpoint.
+If a mirror of the run has the payload, it is read from there; one of the replica's own slot is put back. Otherwise only
+replicas that read it before it was damaged have the next state; one of them writes an extra checkpoint so that the
+others can skip the round. The others wait for it up to a limit of their own, and try the round again now and then,
+because the object may have been restored. A replica at the end of the run does not leave while it may be the only one
+that can write the last checkpoint.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class UnreadableRound:
         self._cause: Exception | None = None
         self._passed = round_number
         self._mender: RoundMender | None = None
+        self._copies: tuple[tuple[str, str], ...] = ()  # keys of payloads, and the URIs to read them from
         self._reported: set[str] = set()
 
     def met(self, cause: Exception | None) -> None:
@@ -69,9 +71,11 @@ class UnreadableRound:
         damaged, once patience is over.
         """
         self._session.presence.enter("joining", round_number=self._round)  # replicas that can help search for it
-        way = self._session.group.channel("train").broadcast_from_rank0(
-            "wait for a checkpoint", lambda: self._way(store)
+        way, copies = self._session.group.channel("train").broadcast_from_rank0(
+            "wait for a checkpoint", lambda: (self._way(store), self._copies)
         )
+        opened = {uri: apart(self._session.open_mirror(uri), _CALL_S) for uri in {uri for _, uri in copies}}
+        self._session.averager.read_from({key: opened[uri] for key, uri in copies})
         if way == "timed out":
             raise RuntimeError(
                 f"round {self._round} is closed and cannot be followed, and no checkpoint beyond it came within "
@@ -101,7 +105,7 @@ class UnreadableRound:
             attempt += 1
 
     def _mend(self) -> bool:
-        """Put damaged and missing payloads back that a mirror has. True if any was."""
+        """Put payloads of this slot back that a mirror has, and find those of others there. True if that may help."""
         session, fields = self._session, {"round": self._round, "slot": self._session.presence.slot}
         # Further ranks wait for the answer no longer than a few exchanges may take.
         until = session.clock.now() + session.policy.deadline_s
@@ -113,7 +117,9 @@ class UnreadableRound:
         if self._mender is None:
             log = RunLog(apart(session.store, _CALL_S), session.log.run)
             # The others may have collected the payloads of a round that a replaced process still looks at.
-            self._mender = RoundMender(log, self._round, open_copies, session.presence.raise_if_fenced)
+            self._mender = RoundMender(
+                log, session.presence.slot, self._round, open_copies, session.presence.raise_if_fenced
+            )
         try:
             mended, failed = self._mender.mend(lambda: session.stop.is_set() or session.clock.now() >= until)
         except (Fenced, Moved):
@@ -122,11 +128,17 @@ class UnreadableRound:
             mended, failed = [], [error]
         for item in mended:
             emit("payload_mended", {**fields, "key": item.key, "uri": item.uri, "was": item.was})
+        before, copies = self._copies, self._mender.copies
+        self._copies = tuple((key, copy.uri) for key, copy in copies.items())
+        for copy in copies.values():
+            if copy.key not in dict(before):
+                where = {"key": copy.key, "uri": copy.uri, "was": copy.was}
+                emit("payload_read_from_copy", {**fields, **where}, level=logging.WARNING)
         for error in failed:
             if str(error) not in self._reported:
                 self._reported.add(str(error))
                 emit("payload_not_mended", {**fields, "error": str(error)}, level=logging.WARNING)
-        return bool(mended)
+        return bool(mended) or not set(self._copies) <= set(before)
 
     def _newest(self, store: Store) -> int:
         try:
