@@ -85,8 +85,10 @@ def test_change_that_cannot_be_made_is_refused(store: DirectoryStore, path: Path
     assert "a run can only become longer: rounds=3 wanted=2" in refusal_of(path, "--rounds", 2)
     assert "--at 0 is too early: 1 rounds are closed" in refusal_of(path, "--outer-lr", 0.5, "--at", 0)
     assert "rounds are added at once" in refusal_of(path, "--rounds", 9, "--at", 5)
-    for words in (("--outer-lr", 0), ("--outer-lr", "nan"), ("--outer-momentum", 1), ("--outer-momentum", "-0.1")):
-        assert "--outer-lr must be a number above 0, and --outer-momentum" in refusal_of(path, *words)
+    for value in (0, "nan", 100.1):
+        assert "--outer-lr must be above 0 and at most 100, and" in refusal_of(path, "--outer-lr", value)
+    for value in (1, "-0.1"):
+        assert "--outer-momentum from 0 to below 1" in refusal_of(path, "--outer-momentum", value)
     assert not store.list(keys.SETTINGS)
     assert invoke("extend", path, "--outer-lr", 0.5, "--at", 7).exit_code == 0
     assert "an earlier change begins in round 7" in refusal_of(path, "--outer-lr", 0.3, "--at", 6)

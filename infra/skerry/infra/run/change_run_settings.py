@@ -6,10 +6,10 @@ it before the next round is decided; a round uses what its decision names.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.infra.spec.model import MOST_OUTER_LR
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import find_closed
@@ -114,8 +114,9 @@ def _check(run: Run, settings: RunSettings, wanted: WantedChange, closed: int) -
     }
     if not changed:
         raise Invalid(f"nothing would change: {shown(run)}; name --rounds, --outer-lr or --outer-momentum")
-    if not (wanted.outer_lr is None or 0 < wanted.outer_lr < math.inf) or not 0 <= (wanted.outer_momentum or 0.0) < 1:
-        raise Invalid("--outer-lr must be a number above 0, and --outer-momentum one from 0 to below 1")
+    lr, momentum = wanted.outer_lr, wanted.outer_momentum or 0.0
+    if not (lr is None or 0 < lr <= MOST_OUTER_LR) or not 0 <= momentum < 1:
+        raise Invalid(f"--outer-lr must be above 0 and at most {MOST_OUTER_LR}, and --outer-momentum from 0 to below 1")
     if "rounds" in changed and (run.rounds is None or (wanted.rounds or 0) < run.rounds):
         raise Invalid(
             f"a run can only become longer: rounds={run.rounds} wanted={wanted.rounds}; stop it to end it before"

@@ -116,7 +116,7 @@ def _uneven_fragments(document: Document) -> Iterator[Problem]:
         steps = 100  # the default of the model; a test keeps them equal
     if fragments is None or steps is None or fragments < 1 or steps < 1 or steps % fragments == 0:
         return
-    fit = -(-steps // fragments) * fragments
+    fit = max(steps // fragments, 1) * fragments
     text = f"must be a multiple of fragments; got {steps} with fragments: {fragments}; write e.g. sync_every: {fit}"
     yield document.problem(where, text)
 

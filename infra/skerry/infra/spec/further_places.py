@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Wi
 from skerry.infra.spec import store_uri, units
 from skerry.infra.spec.section import Section, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,9 +28,9 @@ REPLICATION: Final = "replication"
 PEERS: Final = "peers"
 """The place of copies at other ranks of the same replica."""
 EVERY_ROUND: Final = "every round"
+MOST_USD: Final = 10_000_000
 
 _PEERS_EVERY: Final = timedelta(seconds=30)
-_MOST_ROUNDS: Final = 99_999_999
 _OF_PEERS: Final = ("copies", "apart", "memory")
 _OF_STORES: Final = ("log", "private", "max_usd", "region", "byo")
 _CLOUDS: Final = {"s3": "aws", "gs": "google"}
@@ -44,8 +45,8 @@ def _as_place(text: str) -> str:
 
 def _parse_every(value: object) -> Every:
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= _MOST_ROUNDS:
-            raise ValueError(f"must be 1 to {_MOST_ROUNDS} rounds")
+        if not 1 <= value <= keys.MAX_ROUND:
+            raise ValueError(f"must be 1 to {keys.MAX_ROUND} rounds")
         return value
     try:
         time = units.parse_duration(value)
@@ -80,7 +81,7 @@ class FurtherPlace(Section):
             WithJsonSchema(
                 {
                     "anyOf": [
-                        {"type": "integer", "minimum": 1, "maximum": _MOST_ROUNDS},
+                        {"type": "integer", "minimum": 1, "maximum": keys.MAX_ROUND},
                         {"type": "string", "pattern": units.DURATION_PATTERN},
                     ]
                 }
@@ -96,7 +97,7 @@ class FurtherPlace(Section):
     default: with each copied checkpoint, for less traffic."""
     private: Annotated[bool, Field(examples=[True])] | None = None
     """Of a store: also copy what each replica alone has, its inner optimizer and data position. True by default."""
-    max_usd: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[50])] | None = None
+    max_usd: Annotated[float, Field(gt=0, le=MOST_USD, allow_inf_nan=False, examples=[50])] | None = None
     """Of a store: copying ends when its traffic has cost this much, at the prices that `skerry plan` shows; null is no
     limit."""
     region: Annotated[str, Field(min_length=1, max_length=64, examples=["us-west-2"])] | None = None
@@ -175,7 +176,8 @@ def _outside_the_limit(document: Document) -> Iterator[Problem]:
     if not isinstance(most, int | float) or isinstance(most, bool) or document.value(("failover",)) is not None:
         return  # failover.py refuses the limit
     aside = 0.0
-    for index in range(len(document.entries((REPLICATION,)))):
+    lines = len(document.entries((REPLICATION,)))
+    for index in range(lines):
         line: Where = (REPLICATION, index)
         to, usd = document.value((*line, "to")), document.value((*line, "max_usd"))
         if isinstance(usd, int | float) and not isinstance(usd, bool):
@@ -185,7 +187,8 @@ def _outside_the_limit(document: Document) -> Iterator[Problem]:
                 yield document.problem((*line, "max_usd"), text)
                 return
         elif isinstance(to, str) and to != PEERS:
-            text = "missing, and limits.max_cost_usd counts it; write e.g. max_usd: 50"
+            share = min((most - aside) / (lines + 1), 50)
+            text = f"missing, and limits.max_cost_usd counts it; write e.g. max_usd: {share:.2g}"
             yield document.problem((*line, "max_usd"), text)
 
 
@@ -238,8 +241,9 @@ def _unreachable(document: Document, kinds: TargetKinds, line: Where, to: str) -
         if scheme in reached:
             continue
         text = f"cannot be opened by the jobs of replicas[{index}], which run on {kind}"
-        others = ", or ".join(f"{other}://acme-dr/runs" for other in reached)
-        remedy = f"write e.g. to: {others}" if others else "remove the line"
+        store = str(document.value(("store",))).partition("://")[0]
+        other = min(reached, key=lambda each: each == store, default=None)  # in the store's cloud its region may count
+        remedy = f"write e.g. to: {other}://acme-dr/runs" if other else "remove the line"
         yield document.problem((*line, "to"), f"{text}; {remedy}")
         return
     region = document.value((*line, "region"))

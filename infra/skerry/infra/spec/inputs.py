@@ -137,7 +137,10 @@ class Secret(Section):
     def _has_one_source(self) -> Self:
         sources = [source for source in _CLOUD_OF_SECRET if getattr(self, source) is not None]
         if len(sources) != 1:
-            raise ValueError(f"must have exactly one of {', '.join(_CLOUD_OF_SECRET)}; write e.g. {_EXAMPLES['aws']}")
+            raise ValueError(
+                "must have exactly one source: aws_secretsmanager or aws_ssm for replicas on AWS, google_secret on "
+                "Google Cloud, kubernetes_secret in a cluster, environment on this machine"
+            )
         if self.kms_key is not None and self.cloud != "aws":
             raise ValueError("must not have kms_key, which is only for a secret on AWS; remove it")
         if self.key is not None and self.environment is not None:

@@ -24,6 +24,7 @@ from skerry.infra.spec.validation_errors import problems_of
 from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.log.records import Reduction  # noqa: TC001  pydantic reads it
 from skerry.runtime.log.run_record import CodecSetting  # noqa: TC001  pydantic reads it
 
@@ -71,16 +72,20 @@ CHANGED_BY: Final = "x-changed-by"
 but `restarts` are fixed when the run starts."""
 
 
+MOST_OUTER_LR: Final = 100
+"""The largest learning rate of the outer optimizer; at its start and as `skerry extend` changes it."""
+
+
 class Outer(Section):
     """DiLoCo's outer loop: how often the replicas exchange, and how the average is applied."""
 
     rounds: Annotated[
-        Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None,
+        Annotated[int, Field(ge=1, le=keys.MAX_ROUND, examples=[40])] | None,
         Field(json_schema_extra={CHANGED_BY: "skerry extend --rounds"}),
     ]
     """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment. Can be raised
     after the start: `skerry extend --rounds`."""
-    sync_every: Annotated[int, Field(ge=1, examples=[100])] = 100
+    sync_every: Annotated[int, Field(ge=1, le=1_000_000, examples=[100])] = 100
     """Inner steps between two exchanges of the same fragment. A multiple of `fragments`."""
     fragments: Annotated[int, Field(ge=1, le=1024, examples=[1])] = 1
     """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
@@ -96,7 +101,13 @@ class Outer(Section):
     of all, and the others read only the average: half of the bytes that leave the region. null: all average."""
     lr: Annotated[
         float,
-        Field(gt=0, allow_inf_nan=False, examples=[0.7], json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"}),
+        Field(
+            gt=0,
+            le=MOST_OUTER_LR,
+            allow_inf_nan=False,
+            examples=[0.7],
+            json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"},
+        ),
     ] = 0.7
     """Learning rate of the outer optimizer (Nesterov SGD). Can be changed after the start: `skerry extend`."""
     momentum: Annotated[
@@ -106,7 +117,7 @@ class Outer(Section):
     long ones. Can be changed after the start: `skerry extend`."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
-    max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
+    max_norm: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, examples=[100.0])] | None = None
     """A replica abstains from the round if its pseudo-gradient has a larger L2 norm. null accepts all."""
 
 
@@ -128,17 +139,17 @@ class Restarts(Section):
 class Faults(Section):
     """The faults that the run tolerates, and how long it waits."""
 
-    min_replicas: Annotated[int, Field(ge=1, examples=[2])] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=65_536, examples=[2])] = 1
     """The least number of contributions of a round; with fewer it waits."""
     grace: Annotated[Duration, Field(examples=["60s"])] = timedelta(seconds=60)
     """How long a round with enough contributions waits for the others."""
     start_window: Annotated[Duration, Field(examples=["10m"])] = timedelta(minutes=10)
     """How long the first round waits for every replica to appear."""
-    checkpoint_every: Annotated[int, Field(ge=1, examples=[1])] = 1
+    checkpoint_every: Annotated[int, Field(ge=1, le=10_000, examples=[1])] = 1
     """Rounds between checkpoints."""
-    keep_checkpoints: Annotated[int, Field(ge=1, examples=[3])] = 3
+    keep_checkpoints: Annotated[int, Field(ge=1, le=1000, examples=[3])] = 3
     """The number of newest checkpoints that are kept: all but one of them may be damaged."""
-    keep_every: Annotated[int, Field(ge=1, examples=[100])] | None = None
+    keep_every: Annotated[int, Field(ge=1, le=keys.MAX_ROUND, examples=[100])] | None = None
     """Checkpoints of rounds divisible by this are never deleted; null keeps only the newest."""
     keep_unfinished: Annotated[Duration, Field(examples=["5m"])] | None = None
     """How often a replica saves its unfinished round, and once more when it is stopped: after a restart it continues
@@ -174,7 +185,9 @@ class Limits(Section):
 
     max_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False, examples=[24])] | None = None
     """How long the run may take from its first apply, with all restarts; null is no limit."""
-    max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[500])] | None = None
+    max_cost_usd: (
+        Annotated[float, Field(gt=0, le=further_places.MOST_USD, allow_inf_nan=False, examples=[500])] | None
+    ) = None
     """The most that all replicas may cost, at the prices that `skerry estimate` shows; null is no limit."""
 
 

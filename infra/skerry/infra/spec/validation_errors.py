@@ -99,7 +99,7 @@ def _in_units(limit: object, written: object) -> object:
         case timedelta():
             return format_duration(limit)
         case float():
-            return f"{limit:g}"
+            return f"{limit:.15g}"
         case int() if isinstance(written, str) and re.fullmatch(SIZE_PATTERN, written):
             return format_size(limit)
         case _:

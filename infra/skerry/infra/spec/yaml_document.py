@@ -35,7 +35,7 @@ MAX_SPEC_BYTES: Final = 1 << 20
 # The deepest field of a spec is 7 levels down. The loader's time grows with the square of the depth.
 MAX_DEPTH: Final = 32
 # Aliases repeat values, and aliases of aliases multiply them. A spec of a thousand groups has some 20,000 values.
-MAX_VALUES: Final = 100_000
+MAX_VALUES: Final = 50_000
 
 _OVERRIDE = re.compile(r"([A-Za-z_][\w]*(?:\[\d+\])*(?:\.[A-Za-z_][\w]*(?:\[\d+\])*)*)=(.*)", re.DOTALL)
 # A value where the reference of a secret belongs may be the secret itself.
