@@ -73,17 +73,21 @@ def _spawn_python(
     environment: Mapping[str, str],
     *,
     file_actions: Iterable[Any],
+    setsigmask: Iterable[int],
     setsigdef: Iterable[int],
 ) -> int:
     """Fork instead of starting this interpreter. What Python resets at its start is not reset before it."""
     if program != sys.executable or words[1].startswith("-"):
-        return _spawn(program, words, environment, file_actions=file_actions, setsigdef=setsigdef)
+        return _spawn(
+            program, words, environment, file_actions=file_actions, setsigmask=setsigmask, setsigdef=setsigdef
+        )
     ((_, number, path, flags, mode),) = file_actions
 
     def run() -> None:
         for caught in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(caught, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, setsigmask)
         _run_script(words[1:])
 
     return _fork(run, [(number, os.open(path, flags, mode)), (1, 1), (2, 2)])
