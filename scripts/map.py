@@ -3,7 +3,7 @@
     scripts/map [--check]
 
 One box is one folder or module directly below skerry.runtime or skerry.infra, with the first sentence of its docstring.
-A row is a layer of the contract in pyproject.toml. An arrow means "imports"; an arrow that follows
+A layer of the contract in pyproject.toml is a line, or several of them. An arrow means "imports"; an arrow that follows
 from two others is left out. All arrows point down.
 --check exits with 1 if the committed picture is out of date.
 """
@@ -27,9 +27,11 @@ SIDES: Final = (
     ("skerry.runtime", "runtime: inside a replica", "#e8f1fb", "#2f6fb0"),
     ("skerry.infra", "infra: on the operator's machine", "#fdf1e3", "#b5701f"),
 )
-# In pixels. A side has two boxes beside each other at most.
+# In pixels.
 SIDE, BOX_WIDTH, BOX_HEIGHT, ROW, TOP, MARGIN = 600, 250, 58, 78, 60, 14
 LINE_CHARACTERS, LINES = 44, 3
+BOXES: Final = 2
+"""In a line of a side; a layer with more of them takes several lines."""
 
 
 def rooms_of(root: str) -> dict[str, set[str]]:
@@ -58,6 +60,11 @@ def rows_of(root: str) -> list[list[str]]:
     return [[f"{root}.{name.strip(' ()')}" for name in re.split("[|:]", layer)] for layer in layers]
 
 
+def lines_of(layers: list[list[str]]) -> list[list[str]]:
+    """The layers in lines of `BOXES` rooms at most."""
+    return [layer[start : start + BOXES] for layer in layers for start in range(0, len(layer), BOXES)]
+
+
 def sentence_of(room: str) -> str:
     """The first sentence of a room's docstring."""
     root = "runtime" if room.startswith("skerry.runtime") else "infra"
@@ -73,7 +80,7 @@ def picture() -> str:
     lowest = 0
     for side, (root, title, fill, ink) in enumerate(SIDES):
         imports = rooms_of(root)
-        rows = rows_of(root)
+        rows = lines_of(rows_of(root))
         boxes: dict[str, tuple[float, float]] = {}
         for row, rooms in enumerate(rows):
             for place, room in enumerate(rooms):

@@ -67,6 +67,16 @@ BANNED_PHRASES: Final = {
 HEADLESS: Final = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|Wherever|When|Which|Why|Whatever)\b(?![^.]*\?)")
 LONGEST_TEST_NAME: Final = 70
 # These two hold the banned words themselves.
+_READ: Final = (
+    "*.py",
+    "*.md",
+    "*.toml",
+    "*Dockerfile",
+    ":(glob)scripts/*",
+    ".ci/run",
+    ".github",
+    "images/replica/layer",
+)
 _OWN: Final = frozenset({"tests/contracts/language.py", "tests/contracts/test_language.py"})
 _BANNED_WORDS: Final = re.compile(r"(^|_)(who(ever|m|se)?|nobody|somebody|vain|besides|told|tells|said|says)(_|$)")
 _PHRASE: Final = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in BANNED_PHRASES.items()}
@@ -93,14 +103,18 @@ def in_python(path: str, source: str) -> Iterator[Violation]:
             yield Violation(path, node.lineno, f"parameter `{node.arg}`: name the thing")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from in_text(path, node.lineno, node.value)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.ExceptHandler) and node.name in BANNED_NAMES:
+            yield Violation(path, node.lineno, f"exception `{node.name}`: name the thing")
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _in_definition(path, node)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield from in_text(path, token.start[0], token.string)
 
 
-def _in_definition(path: str, node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[Violation]:
+def _in_definition(
+    path: str, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+) -> Iterator[Violation]:
     docstring = ast.get_docstring(node)
     line = getattr(node, "lineno", 1)
     if docstring is not None and HEADLESS.match(docstring):
@@ -121,8 +135,8 @@ def in_text(path: str, line: int, text: str) -> Iterator[Violation]:
 
 
 def violations(prefixes: tuple[str, ...] = ()) -> list[Violation]:
-    """All violations of the tracked Python files and documents below the prefixes; decisions are history and stay."""
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    """All violations of the tracked files below the prefixes that people read; decisions are history and stay."""
+    listed = subprocess.run(["git", "ls-files", *_READ], cwd=ROOT, capture_output=True, text=True, check=True)
     result: list[Violation] = []
     for path in listed.stdout.split():
         if not path.startswith(prefixes or ("",)) or "/decisions/" in path or path in _OWN:

@@ -42,6 +42,7 @@ TORCH_FREE = (
     "training.trainer_interface",
 )
 HEAVY = {"torch", "torchft", "numpy"}
+PRIVATE_OF_DILOCO = {"_fragments", "_model_fragment", "_outer_optimizer", "_model_fragments"}
 SDKS = {"boto3", "botocore", "google", "azure", "s3fs", "fsspec"}
 
 # Prints what the imports loaded, and what they did that an import must not do.
@@ -127,20 +128,29 @@ def test_help_and_version_load_no_command(arguments: list[str], shown: str) -> N
 
 
 def private_torchft_names(source: str) -> list[str]:
-    """Names with a leading underscore that a module imports from torchft."""
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    """Names with a leading underscore that a module imports from torchft, or reads of its DiLoCo."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     from_torchft = [node for node in imports if (node.module or "").split(".")[0] == "torchft"]
-    return [alias.name for node in from_torchft for alias in node.names if alias.name.startswith("_")]
+    imported = [alias.name for node in from_torchft for alias in node.names if alias.name.startswith("_")]
+    return imported + [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_OF_DILOCO and ast.unparse(node.value) != "self"
+    ]
 
 
-@pytest.mark.parametrize("package", ["runtime/skerry/runtime", "infra/skerry/infra", "infra/skerry/testing"])
-def test_no_module_imports_private_names_of_torchft(package: str) -> None:
-    result = {path.name: private_torchft_names(path.read_text()) for path in (ROOT / package).rglob("*.py")}
-    assert {name: names for name, names in result.items() if names} == {}
+@pytest.mark.parametrize("folder", ["runtime", "infra/skerry", "scripts"])
+def test_no_module_uses_private_names_of_torchft(folder: str) -> None:
+    adapter = ROOT / "runtime/skerry/runtime/training/torchft_fragments.py"
+    paths = [path for path in (ROOT / folder).rglob("*.py") if path != adapter]
+    assert len(paths) > 10
+    assert {path.name: names for path in paths if (names := private_torchft_names(path.read_text()))} == {}
 
 
 def test_imports_of_private_torchft_names_are_found() -> None:
     assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
+    assert private_torchft_names("shared = diloco._fragments[0].original_parameters\n") == ["_fragments"]
 
 
 @pytest.mark.parametrize("package", [skerry, skerry.runtime])

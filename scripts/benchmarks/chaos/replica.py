@@ -40,6 +40,7 @@ from skerry.runtime.log.run_record import Run
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.training.torchft_fragments import shared_parameters_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime/examples/tiny_gpt"))
 import train as tiny_gpt  # the example is a script, found by its folder
@@ -287,7 +288,7 @@ class Training:
         diloco = DiLoCo(manager, [self._model], self.inner, [self._outer], sync_every=setting.sync_every)  # pyright: ignore[reportArgumentType]
         with diloco:
             # What all replicas must hold alike.
-            self._shared = diloco._fragments[0].original_parameters  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            self._shared = shared_parameters_of(diloco)
             # Registered after DiLoCo's own hook, so it runs after it, in empty steps too.
             self.inner.register_step_post_hook(self._after_step)
             began = False

@@ -1,6 +1,6 @@
 """Draws a run on a screen of any size from 60 columns on: progress, loss, replicas, recent rounds, events. Pure.
 
-The parts of the page are lists of lines; `screen_lines` divides the height between them.
+The parts of the page are lists of lines; `RunScreen` divides the height between them.
 """
 
 from __future__ import annotations

@@ -427,7 +427,7 @@ def load(
 ) -> SpecFile:
     """Read the spec in `path`, with `overrides` ("outer.rounds=40") applied.
 
-    kinds: the targets that it may name. checks: further checks, beyond what the text alone shows (see `preflight`);
+    kinds: the targets that it may name. checks: more than the text alone shows (`check_machine_and_store`);
     they run even if the document has other problems. Raises SpecInvalid with all problems; Ctrl-C during a slow check
     reports those found before it.
     """

@@ -1,4 +1,4 @@
-"""The interface to copies of a replica's state on its own machines, which `replication.local_checkpoints` implements.
+"""The interface to copies of a replica's state on its own machines; `local_and_peer_checkpoints` implements it.
 
 A copy is used in the place of an object of the bucket only if it is of the same commit, and what is shared between
 replicas only if receipts confirm it.

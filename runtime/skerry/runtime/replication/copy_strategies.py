@@ -112,7 +112,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
     def from_replication_params(
         cls, replication_jump: int | None = None, replication_factor: int = 2, *, backend: str | None = None
     ) -> CliqueReplicationStrategy:
-        """Divides all ranks of the job into cliques (see `plans`), with process groups of their own. Collective.
+        """Divides all ranks of the job into cliques (see `copy_placement`), each with a process group. Collective.
 
         replication_jump: ranks that fail together, and so must not hold each other's copies; None: LOCAL_WORLD_SIZE, or
         less on a single machine. backend: None takes the job's. Because no group of the job is used, calls may run

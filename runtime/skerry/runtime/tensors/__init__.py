@@ -1,4 +1,4 @@
 """Tensors as payload objects: their layout, format, encoding, reading and reduction.
 
-`layout`, `payload_format`, `payload_reader` and `payload_check` need no torch.
+`byte_layout`, `payload_format`, `payload_reader` and `contribution_readability` need no torch.
 """

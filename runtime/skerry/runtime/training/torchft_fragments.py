@@ -56,7 +56,7 @@ class Fragment:
         with torch.no_grad():
             return tuple(shared.cpu() - own.cpu() for shared, own in self.parameters)
 
-    def live_state(self) -> dict[str, object]:
+    def live_state(self) -> dict[str, Any]:
         """The state that torchft's save function returns, with the shared parameters themselves instead of copies."""
         return {
             "outer_optimizer": self._fragment._outer_optimizer.state_dict(),  # noqa: SLF001
@@ -101,6 +101,12 @@ def fragments_of(loads: Iterable[Callable[[object], None]]) -> list[Fragment]:
     Raises Invalid if torchft's functions do not close over a fragment any more.
     """
     return [Fragment(_closed_over(load)) for load in loads]
+
+
+def shared_parameters_of(diloco: object) -> dict[str, torch.Tensor]:
+    """The shared parameters of a DiLoCo's only fragment by name. Raises Invalid if torchft keeps it in another way."""
+    [fragment] = getattr(diloco, "_fragments", None) or [None]
+    return dict(Fragment(fragment).live_state()["original_parameters"])
 
 
 def save_without_copies(load: Callable[..., object], save: Callable[[], object]) -> Callable[[], object]:

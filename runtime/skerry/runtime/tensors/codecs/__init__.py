@@ -1,4 +1,4 @@
-"""Converts elements to bytes on the wire, and adds them up again: one file for each wire type of `layout`.
+"""Converts elements to bytes on the wire, and adds them up again: one file for each wire type of `tensors.byte_layout`.
 
 elements    none and bf16: a cast, element by element
 blocks      what the quantizing codecs share: a scale for each block, encoding, decoding, adding
