@@ -2,8 +2,8 @@
 
     scripts/bench report [--rounds 1000] [--replicas 16] [--turns 3] [--json]
 
-whole    `skerry report` as a process: reads every record, examines the log, writes the page
-quick    the same with `--quick`, without doctor's findings
+whole    `skerry report --full` as a process: reads every record, examines the log, writes the page
+page     `skerry report`, which reads roll-ups
 csv      `skerry report --export csv`
 
 The run is written by this benchmark: each replica is missing in one round of fifty, and has metrics. The store is a
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.records import (
     GENESIS,
     Commit,
@@ -42,7 +43,10 @@ from skerry.runtime.log.records import (
     Telemetry,
     digest_of,
 )
+from skerry.runtime.log.roll_up import ROUNDS, RollUp
 from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.summarize_round import RecordedRound
+from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Record
 
 NONCE: Final = "a" * 32
-FORMS: Final = {"whole": [], "quick": ["--quick"], "csv": ["--export", "csv"]}
+FORMS: Final = {"whole": ["--full"], "page": [], "csv": ["--export", "csv"]}
 # What the command has to keep to.
 SECONDS: Final = 10.0
 BYTES: Final = 2_000_000
@@ -82,6 +86,7 @@ class WrittenRun:
             previous = self._round(number, previous)
         for slot in self._slots:
             self._put(keys.outcome(slot, 0), outcome(slot, rounds))
+        self._roll_up(rounds)
 
     def _put(self, key: str, record: Record) -> str:
         """Write a record. Returns its digest."""
@@ -89,6 +94,14 @@ class WrittenRun:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return digest_of(data)
+
+    def _roll_up(self, rounds: int) -> None:
+        store = DirectoryStore(self._folder)
+        for first in range(0, rounds - ROUNDS + 1, ROUNDS):
+            singles = list(RoundListing(store, NONCE, range(first, first + ROUNDS)).read())
+            recorded = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
+            roll_up = RollUp.of(NONCE, self._slots[0], singles[-1].commit or "", recorded)
+            store.create(keys.roll_up(roll_up.first, roll_up.last), roll_up.to_stored())
 
     def _run(self, rounds: int) -> Run:
         return Run(

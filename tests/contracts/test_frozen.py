@@ -24,7 +24,7 @@ COMMANDS = {
     "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve", "--take-over"},
     "status": {"--set", "--json"},
     "watch": {"--set", "--once", "--every", "--json"},
-    "report": {"--set", "--output", "-o", "--export", "--quick", "--parameters", "--json"},
+    "report": {"--set", "--output", "-o", "--export", "--full", "--parameters", "--json"},
     "doctor": {"--set", "--deep", "--repair", "--from", "--quarantine", "--undelete", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Outcome, Part, Receipt
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Member, Outcome, Part, Receipt
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Store
@@ -31,6 +31,20 @@ def receipt(slot: str, round_number: int, **changes: object) -> Receipt:
         "seconds": {},
     }
     return Receipt(**(fields | changes))  # type: ignore[arg-type]
+
+
+def member(slot: str, incarnation: int = 0, **changes: object) -> Member:
+    """A start of a replica. changes: other values of any fields."""
+    fields: dict[str, object] = {
+        "run": "a" * 32,
+        "slot": slot,
+        "incarnation": incarnation,
+        "nonce": "b" * 32,
+        "host": "h",
+        "process": 1,
+        "created": "2026-01-01T00:00:00",
+    }
+    return Member(**(fields | changes))  # type: ignore[arg-type]
 
 
 def outcome(slot: str, incarnation: int = 0, **changes: object) -> Outcome:

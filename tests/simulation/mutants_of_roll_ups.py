@@ -15,6 +15,7 @@ from skerry.runtime.log.roll_up import RollUp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.log.summarize_round import RecordedRound
 
 
@@ -27,8 +28,14 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     make = RollUp.of
 
-    def whole(run: str, writer: str, commit: str, rounds: Sequence[RecordedRound]) -> RollUp:
-        return make(run, writer, commit, [_with_whole_rounds(item) for item in rounds])
+    def whole(
+        run: str,
+        writer: str,
+        commit: str,
+        rounds: Sequence[RecordedRound],
+        starts: Sequence[StartRecord] | None = None,
+    ) -> RollUp:
+        return make(run, writer, commit, [_with_whole_rounds(item) for item in rounds], starts)
 
     patch.setattr(RollUp, "of", whole)
 

@@ -52,12 +52,6 @@ def test_json_has_the_facts_of_the_page(fleet: Fleet, tmp_path: Path) -> None:
     assert facts["findings"]
 
 
-def test_quick_leaves_out_the_findings(fleet: Fleet, tmp_path: Path) -> None:
-    result = invoke("report", fleet.store.uri, "-o", tmp_path / "run.html", "--quick", "--json")
-    assert json.loads(result.stdout)["facts"]["findings"] is None
-    assert "The log was not examined" in (tmp_path / "run.html").read_text()
-
-
 def test_run_that_stopped_early_is_not_called_finished(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "run")
     for number in range(3):

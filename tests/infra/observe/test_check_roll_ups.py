@@ -15,6 +15,7 @@ from tests.kit.stores import damage
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing
+from skerry.runtime.log.recorded_starts import read_starts_since
 from skerry.runtime.log.roll_up import RollUp
 from skerry.runtime.log.summarize_round import RecordedRound
 
@@ -47,7 +48,9 @@ def write_receipt(fleet: Fleet, slot: str, number: int) -> None:
 def rebuilt(fleet: Fleet) -> RollUp:
     singles = list(RoundListing(fleet.store, fleet.nonce, range(4)).read())
     rounds = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
-    return RollUp.of(fleet.nonce, "a-0", singles[-1].commit or "", rounds)
+    starts = read_starts_since(fleet.store, fleet.nonce, 0.0)
+    assert len(starts) == len(SLOTS)
+    return RollUp.of(fleet.nonce, "a-0", singles[-1].commit or "", rounds, starts)
 
 
 def findings(fleet: Fleet) -> list[Finding]:
@@ -58,6 +61,10 @@ def findings(fleet: Fleet) -> list[Finding]:
 def change(fleet: Fleet, **fields: object) -> None:
     document = json.loads(gzip.decompress(fleet.store.read(KEY) or b""))
     fleet.store.replace(KEY, gzip.compress(json.dumps(document | fields).encode()))
+
+
+def other_host(fleet: Fleet) -> dict[str, object]:
+    return json.loads(bytes(fleet.store.read(keys.member("a-0", 0)) or b"")) | {"host": "elsewhere"}
 
 
 def change_replicas(fleet: Fleet, column: str, row: int, value: object) -> None:
@@ -91,7 +98,8 @@ WRONG: dict[str, tuple[Callable[[Fleet], object], str]] = {
         "round 1 differs from its records: a-1",
     ),
     "commit": (lambda fleet: change(fleet, commit="f" * 64), "the commit of round 3 is "),
-    "run": (lambda fleet: change(fleet, run="f" * 32), f"it belongs to run {'f' * 32}, this prefix to run "),
+    "start": (lambda fleet: change(fleet, starts=[other_host(fleet)]), f"another record than {keys.member('a-0', 0)}"),
+    "run": (lambda fleet: change(fleet, run="f" * 32, starts=[]), f"it belongs to run {'f' * 32}, this prefix to run "),
 }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.kit.protocol import contribution, heartbeat, run_record
-from tests.kit.records import commit, outcome, receipt
+from tests.kit.records import commit, member, outcome, receipt
 from tests.kit.stores import CountingStore
 from tests.support.clocks import FakeClock
 
@@ -15,7 +15,7 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Decision, Member, Share, Telemetry
+from skerry.runtime.log.records import Decision, Share, Telemetry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,10 +144,7 @@ def test_records_of_a_round_are_read_once_and_late_ones_later() -> None:
 def test_starts_and_ends_are_read_once() -> None:
     large = Large(1)
     for number in range(3):
-        member = Member(
-            run=RUN, slot="a-0", incarnation=number, nonce="b" * 32, host="h", process=1, created="2026-01-01T00:00:00"
-        )
-        large.put(keys.member("a-0", number), member)
+        large.put(keys.member("a-0", number), member("a-0", number))
     large.look()
     assert keys.member("a-0", 0) not in large.store.read_keys, "the first look reads the last start only"
     assert large.view.replicas[0].starts == 3
@@ -157,6 +154,29 @@ def test_starts_and_ends_are_read_once() -> None:
     assert [event.text for event in large.view.events] == ["failed: OSError: disk full", "started"]
     large.look()
     assert large.store.read_keys == [NEXT_SETTINGS]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_heartbeats_of_a_known_history_are_read_only_if_they_changed(fraction: float) -> None:
+    """Times in whole seconds cannot show a second change, so these are read once more, a second later."""
+    large = Large(3)
+    large.clock.time = 1000.0 + fraction
+    run = run_record(large.clock, nonce=RUN, slots=large.slots, rounds=100, sync_every=10)
+    large.put(keys.RUN, run)
+    large.beat()
+    history = read_history(large.store)
+    large.clock.advance(fraction / 2)
+    large.beat("a-1", inner_step=4)
+    changed = [keys.heartbeat("a-1")] if fraction else []
+    large.observer = Observer(large.store, RunSettings(first=run), large.clock, history)
+    large.store.forget()
+    views = [large.observer.view()]
+    assert large.store.read_keys == [NEXT_SETTINGS, *changed]
+    large.look()
+    assert large.store.read_keys == [NEXT_SETTINGS, *([] if fraction else map(keys.heartbeat, large.slots))]
+    views.append(large.view)
+    steps = [[replica.inner_step for replica in view.replicas] for view in views]
+    assert steps == [[0, 4 if fraction else 0, 0], [0, 4, 0]]
 
 
 def test_looks_after_a_known_history_read_the_new_rounds_only(tmp_path: Path) -> None:

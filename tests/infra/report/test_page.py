@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 from tests.infra.report.histories import SmallRun, eventful
 
+from skerry.infra.observe.doctor.examine import examine_history
 from skerry.infra.observe.doctor.findings import finding
 from skerry.infra.report.color_grid_png import png_uri
 from skerry.infra.report.facts import Curve, Point
@@ -188,6 +189,22 @@ def test_findings_are_counted_and_commands_in_them_are_code() -> None:
     text = page(SmallRun().facts(findings=findings))
     assert "<p>2 warnings</p>" in text
     assert "killed by <code>up</code>" in text
+
+
+def test_page_from_roll_ups_names_the_limit_of_its_findings() -> None:
+    run = SmallRun(kill=("west-1", 20, 22), differs=frozenset({7, 8}))
+    findings = examine_history(run.history())
+    shown = [(finding.severity, finding.kind, finding.round, finding.slot) for finding in findings]
+    assert shown == [
+        ("error", "averages-differ", 7, None),
+        ("error", "states-differ", 7, None),
+        ("warning", "missing-in-rounds", 20, "west-1"),
+    ]
+    text = page(run.facts(findings=findings, examined=False))
+    assert "40 rounds are drawn from roll-ups, so their records were not examined: skerry doctor s3://acme" in text
+    assert "receipts differ in rounds 7-8; <code>skerry doctor</code> names the replica" in text
+    assert "None: every replica took part" in page(SmallRun().facts(examined=False))
+    assert "drawn from roll-ups" not in page(SmallRun().facts())
 
 
 def test_table_marks_unknown_prices_never_as_free() -> None:

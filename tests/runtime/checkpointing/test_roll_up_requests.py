@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.managers import begin_run, islands_of, train_all
 from tests.kit.stores import HookedStore
 
+from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_closed_rounds, read_roll_up
 from skerry.runtime.log.roll_up import RollUp
 from skerry.runtime.log.summarize_round import RecordedRound
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.recorded_starts import StartRecord
 
 SLOTS = ("r-0", "r-1", "r-2")
 # Two roll-ups: of the first hundred rounds, and of the last ones of the run.
@@ -44,7 +49,9 @@ def test_roll_up_adds_few_requests_in_a_hundred_rounds() -> None:
         assert stored is not None
         singles = list(RoundListing(store, run.nonce, rounds).read())
         recorded = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
-        assert stored == RollUp.of(run.nonce, stored.writer, singles[-1].commit or "", recorded)
+        assert stored == RollUp.of(run.nonce, stored.writer, singles[-1].commit or "", recorded, stored.starts)
         assert all(item.receipts == frozenset(SLOTS) for item in stored.recorded())
-    history = list(read_closed_rounds(store, run.nonce))
+    starts: dict[str, StartRecord] = {}
+    history = list(read_closed_rounds(store, run.nonce, starts))
+    assert set(starts) == {keys.member(slot, 0) for slot in SLOTS}
     assert [item.round for item in history] == list(range(ROUNDS))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.kit.events import logged_events
 from tests.kit.protocol import run_record
+from tests.kit.records import member, outcome
 from tests.kit.rounds import NONCE, InlineExecutor, WrittenRun
 from tests.kit.stores import CountingStore, HookedStore, damage
 from tests.support.clocks import FakeClock
@@ -23,7 +24,8 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_roll_up
+from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_closed_rounds, read_roll_up
+from skerry.runtime.log.recorded_starts import key_of_start
 from skerry.runtime.log.roll_up import RollUp
 from skerry.runtime.log.summarize_round import RecordedRound
 from skerry.runtime.store import open_store
@@ -32,6 +34,7 @@ from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
+    from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.store import Store
 
 SLOTS: Final = ("a", "b", "c")
@@ -104,8 +107,33 @@ def test_members_take_turns_and_store_what_the_records_give() -> None:
     for first, last, writer in members.written:
         singles = list(RoundListing(members.store, NONCE, range(first, last + 1)).read())
         rounds = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
-        expected = RollUp.of(NONCE, writer, singles[-1].commit or "", rounds)
+        starts = None if first else ()  # a store without times cannot tell which are new
+        expected = RollUp.of(NONCE, writer, singles[-1].commit or "", rounds, starts)
         assert read_roll_up(members.store, range(first, last + 1)) == expected
+
+
+def test_starts_and_ends_are_in_the_roll_up_of_their_rounds() -> None:
+    clock = FakeClock()
+    members = Members(MemoryStore(clock=clock))
+
+    def at(number: int, record: StartRecord) -> None:
+        while members.closed < number:
+            clock.advance(1.0)
+            members.train(1)
+        members.put(key_of_start(record), record)
+
+    at(0, first := member("a", run=NONCE))
+    at(8, end := outcome("a", run=NONCE, status="retry"))
+    at(9, foreign := member("b", run="f" * 32))
+    at(11, again := member("a", 1, run=NONCE))
+    at(13, later := member("b", 1, run=NONCE))
+    at(24, newest := member("c", run=NONCE))
+    stored = [read_roll_up(members.store, rounds) for rounds in list_roll_ups(members.store)]
+    assert [None if item is None else item.starts for item in stored] == [(first, again, end), (again, later)]
+    read: dict[str, StartRecord] = {}
+    assert len(list(read_closed_rounds(members.store, NONCE, read))) == 24
+    assert read == {key_of_start(record): record for record in (first, again, later, end)}
+    assert not {key_of_start(foreign), key_of_start(newest)} & read.keys()
 
 
 def test_writer_waits_for_receipts_and_at_last_writes_without_them() -> None:
@@ -217,7 +245,7 @@ def test_store_that_refuses_is_no_outage_of_the_replica(error: Exception, caplog
 
 
 def test_records_that_a_replica_has_met_are_not_read_again() -> None:
-    """A hundred rounds of three replicas cost the writer one write, ten listings and no read."""
+    """A hundred rounds of three replicas cost the writer one write, seven listings and no read."""
     store = CountingStore()
     run = run_record(FakeClock(), nonce=NONCE, slots=SLOTS)
     written = WrittenRun(store, *SLOTS)
@@ -234,7 +262,7 @@ def test_records_that_a_replica_has_met_are_not_read_again() -> None:
         position = LogPosition(round=number + 1, previous="", members=SLOTS, batches=0, work=0.0)
         writer.note_closed(position)
         assert number == 101 or store.requests == 0
-    assert (store.read_keys, store.created_keys, store.listings) == ([], [keys.roll_up(0, 99)], 5)
+    assert (store.read_keys, store.created_keys, store.listings) == ([], [keys.roll_up(0, 99)], 7)
 
 
 def test_replica_that_was_restarted_reads_what_it_has_not_met() -> None:

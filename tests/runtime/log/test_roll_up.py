@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests.kit.records import member, outcome
 from tests.kit.rounds import NONCE, WrittenRun
 
 from skerry.runtime.errors import Corrupt, Invalid
@@ -21,6 +23,8 @@ from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from skerry.runtime.log.recorded_starts import StartRecord
 
 KEY = keys.roll_up(0, 3)
 
@@ -62,6 +66,19 @@ def test_roll_up_gives_its_rounds_back_with_six_digits() -> None:
             assert replica.telemetry.loss == pytest.approx(original.telemetry.loss, rel=5e-6)
             assert replica.telemetry.metrics == pytest.approx(original.telemetry.metrics, rel=5e-6)
             assert replica.seconds == pytest.approx(original.seconds, rel=5e-6)
+
+
+def test_roll_up_has_starts_and_an_old_one_has_none() -> None:
+    assert "starts" not in json.loads(gzip.decompress(STORED)), "the bytes are those of an older version"
+    starts = (member("a-2", run=NONCE), outcome("a-2", run=NONCE))
+    stored = RollUp.of(NONCE, "a-2", "c" * 64, ROUNDS, starts).to_stored()
+    assert RollUp.parse_stored(stored, KEY).starts == starts
+
+
+@pytest.mark.parametrize("wrong", [member("a-2", run="f" * 32), outcome("a-2", keys.MAX_INCARNATION + 1, run=NONCE)])
+def test_start_of_another_run_or_without_a_key_is_refused(wrong: StartRecord) -> None:
+    with pytest.raises(ValidationError, match="a start is of another run, or has no key"):
+        RollUp.of(NONCE, "a-2", "c" * 64, ROUNDS, [wrong])
 
 
 def test_names_that_change_with_every_round_are_refused() -> None:

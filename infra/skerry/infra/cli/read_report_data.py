@@ -10,7 +10,7 @@ from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.spending import read_prices, read_traffic_prices, spending
 from skerry.infra.cli.watch_command import settled_view
 from skerry.infra.deploy.read_clouds import read_rates
-from skerry.infra.observe.doctor.examine import examine_store
+from skerry.infra.observe.doctor.examine import examine_history, examine_store
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.infra.observe.history import build_history, read_history
@@ -22,6 +22,7 @@ from skerry.infra.run.run_record import require_settings
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import list_roll_ups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,27 +38,36 @@ if TYPE_CHECKING:
 
 
 def read_sources(
-    opened: OpenedRun, clock: Clock, parameters: str | None, on_step: Callable[[str], None], *, quick: bool
+    opened: OpenedRun, clock: Clock, parameters: str | None, on_step: Callable[[str], None], *, full: bool
 ) -> Sources:
     """Read the run. parameters: of the model, for the estimate. on_step: called with what is done next.
 
-    quick: do not examine the log. Raises SkerryError if there is no run, and what the store raises.
+    full: read every record, also of a run that has roll-ups. Raises SkerryError if there is no run, and what the store
+    raises.
     """
     store = opened.store
     on_step(f"reading the history of {store.uri}")
     settings = require_settings(store)
-    history, findings = (read_history(store), None) if quick else _examined(store, on_step)
+    examined = full or not list_roll_ups(store)
+    history, findings = _examined(store, on_step) if examined else _from_roll_ups(store)
     on_step("reading the state of the replicas")
-    view = settled_view(Observer(store, settings, clock, history), clock)
+    view = settled_view(Observer(store, settings, clock, history, reread=0), clock)
     return Sources(
         history=history,
         view=view,
         settings=settings,
         codes=[(code, entry.modified) for entry in store.list(keys.CODE) if (code := keys.digest_of_code(entry.key))],
         findings=findings,
+        examined=examined,
         costs=_costs(view, opened.deployment, parameters, history),
         versions=_versions(opened.deployment),
     )
+
+
+def _from_roll_ups(store: Store) -> tuple[RunHistory, tuple[Finding, ...]]:
+    """The history, and the findings that it shows: the records of a long run are a million requests."""
+    history = read_history(store)
+    return history, examine_history(history)
 
 
 def _examined(store: Store, on_step: Callable[[str], None]) -> tuple[RunHistory, tuple[Finding, ...]]:

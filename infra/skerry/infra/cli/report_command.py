@@ -54,8 +54,8 @@ def report(
     export: Annotated[
         Form | None, typer.Option("--export", help="The figures of each replica and round, in place of the page.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out doctor's findings, for which every record is read.")
+    full: Annotated[
+        bool, typer.Option("--full", help="Read every record for doctor's findings, also of 100 rounds and more.")
     ] = False,
     parameters: Parameters = None,
     as_json: AsJson = False,
@@ -73,7 +73,7 @@ def report(
                 rows = _export(opened, export, path, status)
                 typer.echo(to_json(_Report(output=str(path), rows=rows)) if as_json else f"{path}: {rows:,} rows")
                 return
-            sources = read_sources(opened, clock, parameters, status.update, quick=quick)
+            sources = read_sources(opened, clock, parameters, status.update, full=full)
             status.update("drawing the page")
             facts = build_facts(sources)
             text = page(facts)

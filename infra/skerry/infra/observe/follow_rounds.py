@@ -28,7 +28,7 @@ R = TypeVar("R", Contribution, Decision, Receipt)
 # Receipts trail the head by a round or two, after a restart by more: so many rounds are open for further records. With
 # the whole history read before, fewer, because their records are read again.
 OPEN_ROUNDS: Final = 8
-_REREAD_ROUNDS: Final = 2
+REREAD_ROUNDS: Final = 2
 
 
 @dataclass
@@ -48,8 +48,10 @@ class _Open:
 class RoundFollower:
     """The closed rounds of one run. Not thread-safe."""
 
-    def __init__(self, store: Store, run: Run, rounds: Sequence[RoundHistory] = ()) -> None:
-        """rounds: known before, all of the run until then, each with all replicas; the last ones are read again."""
+    def __init__(
+        self, store: Store, run: Run, rounds: Sequence[RoundHistory] = (), reread: int = REREAD_ROUNDS
+    ) -> None:
+        """rounds: known before, all of the run until then, each with all replicas. reread: so many of the last ones."""
         self._store = store
         self._run = run
         self._settings = RunSettings(first=run)
@@ -57,9 +59,10 @@ class RoundFollower:
         self._totals = RunTotals()
         self._final: list[RoundHistory] = []
         self._open: dict[int, _Open] = {}
-        for item in rounds[:-_REREAD_ROUNDS]:
+        known = rounds[: max(0, len(rounds) - reread)]
+        for item in known:
             self._finish(item)
-        self.closed = rounds[-_REREAD_ROUNDS:][0].round if rounds else 0
+        self.closed = rounds[len(known)].round if len(known) < len(rounds) else known[-1].round + 1 if known else 0
 
     @property
     def rounds(self) -> tuple[RoundHistory, ...]:
@@ -92,8 +95,11 @@ class RoundFollower:
             [item] = self._filled([self._summary(number)])
             self._finish(item)
             del self._open[number]
-        listed = list_closed(self._store, self.closed)
-        used = self._take_commits(listed) if listed else 0
+        used, listed = 0, list_closed(self._store, self.closed)
+        if listed:
+            used = self._take_commits(listed[-1].key, listed)
+        elif self.closed and self.last_commit is None:
+            used = self._take_commits(keys.commit(self.closed - 1), ())
         self._list_receipts()
         return used
 
@@ -113,11 +119,14 @@ class RoundFollower:
                 item.receipts[key] = self._parsed(Receipt, key, data)
         return len(due)
 
-    def _take_commits(self, listed: Sequence[Entry]) -> int:
-        data = self._store.read(listed[-1].key)
+    def _take_commits(self, last: str, listed: Sequence[Entry]) -> int:
+        """last: the key of the last commit. listed: the new ones. Returns the number of reads."""
+        data = self._store.read(last)
         if data is None:
             return 1
-        self.last_commit = Commit.parse(data, listed[-1].key)
+        self.last_commit = Commit.parse(data, last)
+        if not listed:
+            return 1
         before, self.closed = self.closed, self.last_commit.round + 1
         # After a long pause only the last rounds are shown.
         first = max(before, self.closed - (RECENT if before else OPEN_ROUNDS))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
     from skerry.infra.observe.run_settings import RunSettings
+    from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Software
     from skerry.runtime.store import Store
 
@@ -67,14 +68,15 @@ class RunHistory:
 def read_history(store: Store) -> RunHistory:
     """The history of the run under this prefix. Raises SkerryError if there is no run, and what the store raises.
 
-    Reads each roll-up instead of the records of its rounds, and every start, outcome and heartbeat.
+    Reads each roll-up instead of the records of its rounds, and the heartbeats, starts and outcomes that are in none.
     """
     data = store.read(keys.RUN)
     if data is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     run = Run.parse(data, keys.RUN)
-    rounds = read_closed_rounds(store, run.nonce)
-    log = valid_records(read_starts(store, run))
+    rolled_up: dict[str, StartRecord] = {}
+    rounds = list(read_closed_rounds(store, run.nonce, rolled_up))
+    log = valid_records(read_starts(store, run, rolled_up))
     return _history(log, run, fill_in_absent(log.settings, rounds))
 
 

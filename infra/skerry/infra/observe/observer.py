@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
-from skerry.infra.observe.follow_rounds import RoundFollower
+from skerry.infra.observe.follow_rounds import REREAD_ROUNDS, RoundFollower
 from skerry.infra.observe.read_heartbeats import HeartbeatReader
 from skerry.infra.observe.read_starts import StartReader, seconds_since_epoch
 
@@ -27,16 +27,27 @@ _RECORDS_PART: Final = 4
 class Observer:
     """Reads one run repeatedly. Not thread-safe."""
 
-    def __init__(self, store: Store, settings: RunSettings, clock: Clock, history: RunHistory | None = None) -> None:
-        """history: of the run until now. Without it the first look takes in the last rounds and starts only."""
+    def __init__(
+        self,
+        store: Store,
+        settings: RunSettings,
+        clock: Clock,
+        history: RunHistory | None = None,
+        *,
+        reread: int = REREAD_ROUNDS,
+    ) -> None:
+        """history: of the run until now. Without it the first look takes in the last rounds and starts only.
+
+        reread: so many of the last rounds of the history are read again, because receipts follow their round.
+        """
         run = settings.first
         self._store = store
         self._run = run
         self._settings = settings
         self._clock = clock
-        self._rounds = RoundFollower(store, run, () if history is None else history.rounds)
+        self._rounds = RoundFollower(store, run, () if history is None else history.rounds, reread)
         self._starts = StartReader(store, run.nonce, () if history is None else history.starts)
-        self._heartbeats = HeartbeatReader(store, run.nonce, clock)
+        self._heartbeats = HeartbeatReader(store, run.nonce, clock, history)
         self._wall_s = (seconds_since_epoch(clock.utc_text()) or 0.0) - clock.now()
         self._first = True
 

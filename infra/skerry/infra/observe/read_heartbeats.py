@@ -14,6 +14,7 @@ from skerry.runtime.store.parallel import run_parallel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.observe.history import RunHistory
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Entry, Store
 
@@ -46,7 +47,9 @@ class _Slot:
 class HeartbeatReader:
     """The heartbeats of one run. Not thread-safe."""
 
-    def __init__(self, store: Store, run_nonce: str, clock: Clock) -> None:
+    def __init__(self, store: Store, run_nonce: str, clock: Clock, history: RunHistory | None = None) -> None:
+        """history: with the heartbeats that need not be read, unless they have changed."""
+        self._history = history
         self._store = store
         self._nonce = run_nonce
         self._clock = clock
@@ -62,7 +65,9 @@ class HeartbeatReader:
             except Invalid:  # a foreign object
                 continue
             listed[slot] = self._listed(self._slots.get(slot), entry, now)
-        self._slots = listed
+            if self._history is not None and self._history.heard_at.get(slot) == entry.modified:
+                self._accept(listed[slot], self._history.heartbeats[slot], now)
+        self._slots, self._history = listed, None
         return len(listed)
 
     def read(self, limit: int | None) -> int:
@@ -106,7 +111,12 @@ class HeartbeatReader:
         }
 
     def _due(self) -> Sequence[str]:
-        due = [slot for slot, known in self._slots.items() if not known.read or not known.settled]
+        listed_by = self._clock.now() - _LISTING_S
+        due = [
+            slot
+            for slot, known in self._slots.items()
+            if not known.read or (not known.settled and known.seen_at <= listed_by)
+        ]
         return sorted(due, key=lambda slot: (self._slots[slot].read, self._slots[slot].seen_at))
 
     def _listed(self, known: _Slot | None, entry: Entry, now: float) -> _Slot:
@@ -122,15 +132,18 @@ class HeartbeatReader:
         return known
 
     def _take(self, known: _Slot, key: str, data: memoryview | None, now: float) -> None:
-        fine = known.stamp[0] != int(known.stamp[0])
-        known.settled = known.read = True
-        known.settled = fine or not known.stamp[0] or now - known.seen_at >= _LISTING_S
         try:
             heartbeat = None if data is None else Heartbeat.parse(data, key)
         except Corrupt:
             heartbeat = None
-        if heartbeat is not None and heartbeat.run != self._nonce:
-            heartbeat = None
+        self._accept(known, None if heartbeat is None or heartbeat.run != self._nonce else heartbeat, now)
+
+    @staticmethod
+    def _accept(known: _Slot, heartbeat: Heartbeat | None, now: float) -> None:
+        """The content of a slot is this heartbeat, as of its stamp. A store without times has none to settle."""
+        fine = known.stamp[0] != int(known.stamp[0])
+        known.read = True
+        known.settled = fine or not known.stamp[0] or now - known.seen_at >= _LISTING_S
         if heartbeat != known.heartbeat:
             known.changed_at = now
         if heartbeat is not None and (known.heartbeat is None or known.heartbeat.incarnation != heartbeat.incarnation):

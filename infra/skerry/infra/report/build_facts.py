@@ -59,15 +59,16 @@ _SETTINGS: Final = (
 class Sources:
     """All that a report is computed from.
 
-    view: the run as `watch` shows it. codes: (digest, first upload in seconds since the epoch). findings: None if the
-    log was not examined. versions: of programs, by name.
+    view: the run as `watch` shows it. codes: (digest, first upload in seconds since the epoch). examined: every
+    record was read for the findings, not roll-ups alone. versions: of programs, by name.
     """
 
     history: RunHistory
     view: RunView
     settings: RunSettings
     codes: Sequence[tuple[str, float]] = ()
-    findings: tuple[Finding, ...] | None = None
+    findings: tuple[Finding, ...] = ()
+    examined: bool = True
     costs: Costs = field(default_factory=Costs)
     versions: tuple[tuple[str, str], ...] = ()
 
@@ -123,6 +124,7 @@ def build_facts(sources: Sources) -> ReportFacts:
         versions=(*_versions(history.starts), *sources.versions),
         hardware=_hardware(history.starts),
         findings=sources.findings,
+        examined=sources.examined,
         differing=tuple(
             item.round for item in history.rounds if item.averages_equal is False or item.state_equal is False
         ),

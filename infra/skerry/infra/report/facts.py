@@ -201,8 +201,8 @@ class ReportFacts:
     average, of all seconds of the replicas; None if no times are known. hidden: share of the exchanges' time that ran
     behind training; None in old logs. settings: those of run.json, then each change.
 
-    findings: None if the log was not examined. versions: what is known of programs. differing: rounds after which the
-    replicas' bits were not equal.
+    examined: every record was read for the findings, not roll-ups alone. versions: what is known of programs.
+    differing: rounds after which the replicas' bits were not equal.
     """
 
     run: str
@@ -233,7 +233,8 @@ class ReportFacts:
     codes: tuple[Code, ...]
     versions: tuple[tuple[str, str], ...]
     hardware: tuple[Hardware, ...]
-    findings: tuple[Finding, ...] | None
+    findings: tuple[Finding, ...]
+    examined: bool
     differing: tuple[int, ...]
     seconds: Mapping[str, float] = field(hash=False)
 

@@ -64,7 +64,7 @@ def _head(facts: ReportFacts) -> Iterator[str]:
     yield f'<h1>{escaped(facts.run)}: <span class="{level}">{escaped(facts.headline)}</span></h1>'
     span = "" if facts.age_s is None else f", {duration(facts.age_s)} from the first start to the last closed round"
     yield f'<p class="dim wrap">{escaped(facts.uri)}, {len(facts.replicas)} replicas{span}</p>'
-    if errors := sum(finding.severity == "error" for finding in facts.findings or ()):
+    if errors := sum(finding.severity == "error" for finding in facts.findings):
         yield f'<p class="bad">The log is damaged: <a href="#findings">{errors:,} errors found by skerry doctor</a></p>'
     yield '<div class="tiles">'
     yield from (
@@ -243,11 +243,14 @@ def _cost(facts: ReportFacts) -> Iterator[str]:
 
 def _findings(facts: ReportFacts) -> Iterator[str]:
     yield '<h2 id="findings">Findings of <code>skerry doctor</code></h2>'
-    if facts.findings is None:
-        yield "<p>The log was not examined (<code>--quick</code>).</p>"
-        return
+    if not facts.examined:
+        text = f"{facts.closed:,} rounds are drawn from roll-ups, so their records were not examined: skerry doctor"
+        yield f'<p class="wrap">{escaped(f"{text} {facts.uri}, or skerry report --full")}</p>'
     if not facts.findings:
-        yield '<p class="good">None: the log is complete, and the replicas agree.</p>'
+        good = (
+            "the log is complete, and the replicas agree" if facts.examined else "every replica took part as it should"
+        )
+        yield f'<p class="good">None: {good}.</p>'
         return
     shown = first_of_each_kind(facts.findings)
     counts = Counter(finding.severity for finding in facts.findings)

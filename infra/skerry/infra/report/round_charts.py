@@ -71,7 +71,7 @@ def participation_grid(facts: ReportFacts) -> str:
 
 def differences(facts: ReportFacts) -> list[Finding]:
     """The findings about replicas whose average or state was not that of the others; each names its first round."""
-    return [item for item in facts.findings or () if item.kind in {"averages-differ", "states-differ"}]
+    return [item for item in facts.findings if item.kind in {"averages-differ", "states-differ"}]
 
 
 def _row(plot: Plot, replica: ReplicaFacts, top: int) -> None:

@@ -3,7 +3,7 @@
 The member whose turn it is looks at a few rounds after the last one, and writes when all receipts exist, or after so
 many later rounds without them. The writer of the next roll-up also writes the one before, if that is missing. Runs in
 the background with a store of its own: its failures are logged, nothing is retried, and no round depends on it.
-Decision 0021. Needs no torch.
+Decisions 0021 and 0053. Needs no torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups
+from skerry.runtime.log.recorded_starts import read_starts_since
 from skerry.runtime.log.roll_up import MAX_BYTES, ROUNDS, RollUp
 from skerry.runtime.log.summarize_round import RecordedRound
 from skerry.runtime.store.retrying import apart
@@ -170,7 +171,10 @@ class RollUpWriter:
         if unusable or len(singles) != len(rounds):
             raise Corrupt(f"records of rounds are missing or damaged: rounds={len(rounds)} unusable={unusable[:8]}")
         recorded = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
-        roll_up = RollUp.of(self._log.run.nonce, self._slot, singles[-1].commit or "", recorded)
+        # By one clock, so that each start or end is in the roll-up of the rounds in which it was recorded.
+        since = singles[0].closed_at if rounds.start else 0.0
+        starts = None if since is None else read_starts_since(self._store, self._log.run.nonce, since)
+        roll_up = RollUp.of(self._log.run.nonce, self._slot, singles[-1].commit or "", recorded, starts)
         data = roll_up.to_stored()
         if len(data) > MAX_BYTES:
             raise Invalid(f"roll-up too large: bytes={len(data)} limit={MAX_BYTES}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.recorded_starts import StartRecord, key_of_start
 from skerry.runtime.log.records import MAX_RECORD_BYTES, Commit, Contribution, Decision, Receipt, digest_of
 from skerry.runtime.log.roll_up import MAX_BYTES, RollUp
 from skerry.runtime.log.summarize_round import RoundRecords, summarize_round
@@ -20,7 +21,7 @@ from skerry.runtime.store.interface import Span
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
     from skerry.runtime.log.recent_records_cache import RecentRecords
     from skerry.runtime.log.summarize_round import RoundHistory
@@ -158,17 +159,21 @@ class RoundListing:
                 single.receipts.append(record)
 
 
-def read_closed_rounds(store: Store, run: str) -> Iterator[RoundHistory]:
+def read_closed_rounds(
+    store: Store, run: str, starts: MutableMapping[str, StartRecord] | None = None
+) -> Iterator[RoundHistory]:
     """The closed rounds with a readable decision, in order, each with the replicas that have any record of it.
 
-    run: the nonce. Costs one request for each roll-up, one for each record of the rounds that are in none, and some
-    listings. Raises what the store raises.
+    run: the nonce. starts: gets the starts and ends in roll-ups, by key. Costs one request for each roll-up, one for
+    each record of the rounds that are in none, and some listings. Raises what the store raises.
     """
     begin = 0
     for roll_up in _covering(store, run, list_roll_ups(store)):
         if begin < roll_up.first:
             yield from _single_rounds(store, run, range(begin, roll_up.first))
         yield from (item for item in roll_up.histories() if item.round >= begin)
+        if starts is not None:
+            starts.update((key_of_start(record), record) for record in roll_up.starts or ())
         begin = roll_up.last + 1
     closed = find_closed(store, begin)
     if begin < closed:

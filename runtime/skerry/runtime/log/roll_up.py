@@ -2,7 +2,7 @@
 
 A roll-up follows from the records of its rounds, so any reader can rebuild it. Numbers of telemetry and times of phases
 are rounded to six digits. Parsing is strict: columns of unlike lengths, unknown fields or names and numbers that do not
-fit are Corrupt, and a small object cannot unpack to a large one. Does no I/O. Decision 0021.
+fit are Corrupt, and a small object cannot unpack to a large one. Does no I/O. Decisions 0021 and 0053.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from skerry.runtime.log.records import (
     MAX_METRICS,
     MAX_REASON,
     Count,
+    Extended,
     Finite,
+    Member,
     MetricName,
     Name,
     Nonce,
+    Outcome,
     Record,
     Seconds,
     Sha256,
@@ -93,8 +96,12 @@ _COUNTED: Final = ("steps", "possible", "tokens")
 _PLAIN: Final = ("part", "share", "incarnation", "uploaded_bytes", "downloaded_bytes", "requests", "reason")
 
 
-class RollUp(Record):
-    """The rounds from `first` to `last`. commit: the digest of the last one's. writer: the slot that stored it."""
+class RollUp(Extended):
+    """The rounds from `first` to `last`. commit: the digest of the last one's. writer: the slot that stored it.
+
+    starts: the starts of replicas, and their ends, that were recorded since the first round was closed, or before; the
+    first roll-up has all. None, and absent from the bytes, in old ones.
+    """
 
     LONGEST: ClassVar[int] = _MAX_PLAIN_BYTES
 
@@ -107,6 +114,8 @@ class RollUp(Record):
     slots: tuple[Name, ...]
     rounds: RoundColumns
     replicas: ReplicaColumns
+    starts: tuple[Member | Outcome, ...] | None = None
+    ADDED = ("starts",)
 
     @model_validator(mode="after")
     def _columns_match(self) -> Self:
@@ -114,7 +123,14 @@ class RollUp(Record):
         return self
 
     @classmethod
-    def of(cls, run: str, writer: str, commit: str, rounds: Sequence[RecordedRound]) -> RollUp:
+    def of(
+        cls,
+        run: str,
+        writer: str,
+        commit: str,
+        rounds: Sequence[RecordedRound],
+        starts: Sequence[Member | Outcome] | None = None,
+    ) -> RollUp:
         """The roll-up of consecutive rounds, at least one. Raises Invalid if they have too many names of metrics."""
         rows = [(item, replica) for item in rounds for replica in item.history.replicas]
         slots = sorted({replica.slot for _, replica in rows}, key=keys.slot_order)
@@ -150,6 +166,7 @@ class RollUp(Record):
                     "seconds": _by_name([replica.seconds for replica in replicas]),
                     "metrics": _by_name([{} if item is None else item.metrics for item in telemetry]),
                 },
+                "starts": None if starts is None else tuple(starts),
             }
         )
 
@@ -255,6 +272,8 @@ def _check_columns(roll_up: RollUp) -> None:
     single = [getattr(replicas, name) for name in ReplicaColumns.model_fields if name not in {"seconds", "metrics"}]
     if any(len(column) != rows for column in (*single, *replicas.seconds.values(), *replicas.metrics.values())):
         raise ValueError(f"columns do not match the replicas of the rounds: replicas={rows}")
+    if any(start.run != roll_up.run or start.incarnation > keys.MAX_INCARNATION for start in roll_up.starts or ()):
+        raise ValueError("a start is of another run, or has no key")
     if list(roll_up.slots) != sorted(set(roll_up.slots), key=keys.slot_order):
         raise ValueError("slots are not in slot order")
     start = 0

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.observe.doctor.findings import finding
-from skerry.infra.observe.participation import participation
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.observe.doctor.findings import Finding
-    from skerry.infra.observe.doctor.read_log import RunRecords
+    from skerry.infra.observe.participation import Participation
 
 
-def check_participation(log: RunRecords) -> Iterator[Finding]:
+def check_participation(taken: Participation) -> Iterator[Finding]:
     """A warning for each replica that was missing, often cut short, or failed; an info for one that crashed only."""
-    for replica in participation(log).replicas:
+    for replica in taken.replicas:
         if not replica.text:
             continue
         kind = "missing-in-rounds" if replica.missing else "often-cut-short" if replica.often_cut else "crashed"

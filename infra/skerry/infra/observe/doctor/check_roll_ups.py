@@ -14,6 +14,7 @@ from skerry.infra.observe.history import records_by_round
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_roll_ups, read_roll_up
+from skerry.runtime.log.recorded_starts import key_of_start
 from skerry.runtime.log.roll_up import RollUp
 from skerry.runtime.log.summarize_round import RoundRecords
 
@@ -67,6 +68,10 @@ def _difference(log: RunRecords, records: Mapping[int, RoundRecords], roll_up: R
         return f"it has round {roll_up.last}, but only {log.closed} rounds are closed"
     if last is not None and last.digest != roll_up.commit:
         return f"it was made of another log: the commit of round {roll_up.last} is {last.digest}, not {roll_up.commit}"
+    single = {item.key: item.record for item in (*log.members.values(), *log.outcomes.values())}
+    for start in roll_up.starts or ():
+        if start != single.get(key := key_of_start(start), start):
+            return f"it has another record than {key}"
     unsure = _unsure(log)
     stored = list(roll_up.recorded())
     rebuilt = RollUp.of(

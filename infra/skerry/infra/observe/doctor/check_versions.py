@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from skerry.infra.observe.doctor.findings import Finding
-    from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.runtime.log.records import Member
+    from skerry.infra.observe.history import Start
 
 # The fields of `Software`, and their names for people.
 _PROGRAMS: Final = {"torch": "torch", "skerry": "skerry", "python": "Python", "code": "code"}
@@ -21,13 +20,9 @@ _DIGITS: Final = 12
 _SLOTS: Final = 4
 
 
-def check_versions(log: RunRecords) -> Iterator[Finding]:
+def check_versions(starts: Iterable[Start]) -> Iterator[Finding]:
     """A warning for each program of which the last starts of the replicas have different versions, where known."""
-    newest: dict[str, Member] = {}
-    for stored in log.members.values():
-        member = stored.record
-        if member.slot not in newest or member.incarnation > newest[member.slot].incarnation:
-            newest[member.slot] = member
+    newest = {start.slot: start for start in sorted(starts, key=lambda start: start.incarnation)}
     for field, program in _PROGRAMS.items():
         slots: defaultdict[str, list[str]] = defaultdict(list)
         for slot in sorted(newest, key=keys.slot_order):

@@ -20,15 +20,17 @@ from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.stray_records import check_stray, find_stray, without_stray
 from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
-from skerry.infra.observe.participation import participation
+from skerry.infra.observe.history import build_starts
+from skerry.infra.observe.participation import count_parts, participation, ranges
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from skerry.infra.observe.doctor.findings import Finding, PayloadAmount, Severity
+    from skerry.infra.observe.doctor.findings import Finding, Kind, PayloadAmount, Severity
     from skerry.infra.observe.doctor.read_log import RunRecords
+    from skerry.infra.observe.history import RunHistory
     from skerry.runtime.log.records import Receipt
     from skerry.runtime.log.roll_up import RollUp
     from skerry.runtime.store import Store
@@ -44,8 +46,6 @@ _CHECKS: Final = (
     check_stored_objects.check_contribution_payloads,
     check_stored_objects.check_orphans,
     check_stored_objects.check_checkpoints,
-    check_participation,
-    check_versions,
 )
 _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 
@@ -98,9 +98,10 @@ def examine(
     log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
     reported = {key: why for key, why in stray.items() if stray_before is None or key in stray_before}
     findings: list[Finding] = list(check_stray(valid, reported))
-    if stored.listed:
+    taken = participation(log) if stored.listed else None
+    if taken is not None:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
-        findings += _disputes(log)
+        findings += [*_disputes(log), *check_participation(taken), *check_versions(build_starts(log))]
         findings += check_roll_ups(log, roll_ups or {})
     deleted = bad - stored.payloads.keys() - stored.parts.keys()
     findings = [item for item in findings if item.key not in bad]
@@ -112,17 +113,39 @@ def examine(
         run=run,
         closed=log.closed,
         records=len(log.listed),
-        participation=participation(log) if stored.listed else None,
+        participation=taken,
     )
     return _examination(blank, findings)
 
 
-def _examination(examination: Examination, findings: Sequence[Finding]) -> Examination:
-    ordered = sorted(
-        findings, key=lambda item: (_RANK[item.severity], -1 if item.round is None else item.round, item.kind, item.key)
+def examine_history(history: RunHistory) -> tuple[Finding, ...]:
+    """The findings that need no single record: those of the replicas' participation, programs and receipts."""
+    taken = count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
+    findings = [*check_participation(taken), *check_versions(history.starts)]
+    differing: Mapping[Kind, list[int]] = {
+        "averages-differ": [item.round for item in history.rounds if item.averages_equal is False],
+        "states-differ": [item.round for item in history.rounds if item.state_equal is False],
+    }
+    for kind, rounds in differing.items():
+        if rounds:
+            text = f"receipts differ in rounds {ranges(rounds)}; `skerry doctor` names the replica"
+            findings.append(finding(kind, keys.receipts_prefix(rounds[0]), text, round_number=rounds[0]))
+    return _in_order(findings)
+
+
+def _in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(
+        sorted(
+            findings,
+            key=lambda item: (_RANK[item.severity], -1 if item.round is None else item.round, item.kind, item.key),
+        )
     )
+
+
+def _examination(examination: Examination, findings: Sequence[Finding]) -> Examination:
+    ordered = _in_order(findings)
     ok = all(item.severity != "error" for item in ordered)
-    return replace(examination, ok=ok, findings=tuple(ordered))
+    return replace(examination, ok=ok, findings=ordered)
 
 
 def _disagreements(log: RunRecords) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from skerry.runtime.log.run_record import Run
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.store import Entry, Store
 
 R = TypeVar("R", bound=records.Record)
@@ -171,15 +172,15 @@ def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunR
         )
 
 
-def read_starts(store: Store, run: Run) -> RunRecords:
+def read_starts(store: Store, run: Run, known: Mapping[str, StartRecord]) -> RunRecords:
     """Read the starts of a run's replicas, their ends, the heartbeats, and the changes of settings.
 
-    Three listings, and a read per record.
+    known: starts and ends that are read already, by key. Three listings, and a read for each other record.
 
     The result has no other records. Raises what the store raises.
     """
     with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="starts") as pool:
-        reader = _Reader(store, pool)
+        reader = _Reader(store, pool, known)
         heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
         outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
         members = reader.folder(records.Member, keys.MEMBERS)
@@ -218,9 +219,13 @@ def no_records(uri: str, run: Run) -> RunRecords:
 class _Reader:
     """Reads records and collects the keys of all of them, and the damage of those that do not parse."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, store: Store, pool: ThreadPoolExecutor, known: Mapping[str, records.Record] | None = None
+    ) -> None:
+        """known: records that need not be read, by key."""
         self._store = store
         self._pool = pool
+        self._known = known or {}
         self.listed: set[str] = set()
         self.unreadable: dict[str, str] = {}
 
@@ -247,6 +252,9 @@ class _Reader:
             return None
 
     def _listed(self, kind: type[R], entry: Entry) -> StoredRecord[R] | None:
+        known = self._known.get(entry.key)
+        if isinstance(known, kind):
+            return StoredRecord(entry.key, records.digest_of(known.to_bytes()), known, entry.modified)
         return self.record(kind, entry.key, entry.modified)
 
 
