@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a program without our packages in its environment and return its output."""
+def ended(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A program that has run without our packages in its environment."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    ended = subprocess.run(
+    return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         env=kept,
@@ -26,8 +26,13 @@ def run(*command: str | Path, cwd: Path) -> str:
         check=False,
         timeout=300,
     )
-    assert ended.returncode == 0, f"{command}:\n{ended.stdout[-4000:]}{ended.stderr[-4000:]}"
-    return ended.stdout
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a program without our packages in its environment and return its output."""
+    result = ended(*command, cwd=cwd)
+    assert result.returncode == 0, f"{command}:\n{result.stdout[-4000:]}{result.stderr[-4000:]}"
+    return result.stdout
 
 
 def environment_of(folder: Path) -> Path:
@@ -90,6 +95,20 @@ def test_without_torch_the_command_line_and_the_stores_work(torch_free: Path, tm
     assert '"ok": true' in result
     code = "import skerry.infra, skerry.runtime.store, importlib.util; print(importlib.util.find_spec('torch'))"
     assert run(torch_free, "-c", code, cwd=tmp_path) == "None\n"
+
+
+def test_up_without_torch_names_the_extra_and_starts_nothing(torch_free: Path, tmp_path: Path) -> None:
+    skerry = torch_free.parent / "skerry"
+    run(skerry, "init", cwd=tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = ended(skerry, "up", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"\S*skerry\.yaml:\d+:\d+: code\.command: runs here with {re.escape(str(torch_free))}, which lacks "
+        r"torch, torchft, numpy; install the extra of the runtime: pip install 'skerry\[runtime\]'\n",
+        result.stderr,
+    ), result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_is_installed_fits_together(torch_free: Path, tmp_path: Path) -> None:
