@@ -67,9 +67,20 @@ class Api:
         content: str = "application/json",
         **query: str,
     ) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body)
-        answer = self._http.request(method, path, params=query, content=data, headers={"Content-Type": content})
+        answer = self.send(method, path, body, content, **query)
         return answer.status_code, answer.json()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        **query: str,
+    ) -> httpx2.Response:
+        """See call. Returns the whole response."""
+        data = None if body is None else json.dumps(body)
+        return self._http.request(method, path, params=query, content=data, headers={"Content-Type": content})
 
     def jobs(self, method: str, name: str = "", body: Mapping[str, Any] | None = None, **more: str) -> tuple[int, Any]:
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
@@ -83,6 +94,13 @@ class Api:
     def apply(self, body: Mapping[str, Any], manager: str = "skerry", **query: str) -> tuple[int, Any]:
         name = body["metadata"]["name"]
         return self.jobs("PATCH", name, body, content=APPLY, fieldManager=manager, **query)
+
+    def may(self, verb: str, resource: str, namespace: str) -> bool:
+        """Return whether the server says that its operator has a right."""
+        attributes = {"verb": verb, "resource": resource, "namespace": namespace}
+        review = {"spec": {"resourceAttributes": attributes}}
+        _, answer = self.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
 
     def pods(self, job: str) -> list[dict[str, Any]]:
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"

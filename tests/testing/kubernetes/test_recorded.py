@@ -20,6 +20,7 @@ RECORDED: Final = Path(__file__).with_name("recorded.txt").read_text()
 CHOSEN: Final = (
     (r"skerry-[xy]-([a-z0-9-]*?)-[a-z0-9]{5}\b", r"JOB-\1-POD"),
     (r"skerry-[xy]-", "JOB-"),
+    (r"\('[a-z0-9]{5}', ", "('POD', "),
     (r"\b(ml|t2)/", f"{NAMESPACE}/"),
     (r'namespace "t2"', f'namespace "{NAMESPACE}"'),
     (r"system:serviceaccount:t2:operator", "operator"),
@@ -32,9 +33,10 @@ def plain(text: str) -> str:
     return text
 
 
-def recorded(start: str) -> str:
-    """The rest of the line that starts so."""
-    return next(line.removeprefix(start).strip() for line in RECORDED.splitlines() if line.startswith(start))
+def recorded(start: str, number: int = 0) -> str:
+    """The rest of the line that starts so, of several the one of this number, with its list of fields below it."""
+    lines = [line for line in re.split(r"\n(?!- )", RECORDED) if line.startswith(start)]
+    return lines[number].removeprefix(start).strip()
 
 
 def pod(body: Any) -> Any:
@@ -196,6 +198,17 @@ def test_apply_conflicts_with_an_edit_and_force_takes_it_back(api: Api) -> None:
     assert api.apply(body)[0] == 200
 
 
+def test_suspended_job_takes_other_resources_and_any_job_another_deadline(api: Api) -> None:
+    body = changed(job("skerry-y-a"), with_value(lambda body: body["spec"], suspend=True))
+    api.apply(body)
+    limits = {"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}}
+    status, _ = api.apply(changed(body, with_value(lambda body: pod(body)["containers"][0], resources=limits)))
+    assert recorded("other cpu while suspended ->").startswith(f"{status} ")
+    noted = changed(body, with_value(lambda body: body["metadata"], annotations={"a": "b"}))
+    status, _ = api.apply(changed(noted, with_value(lambda body: body["spec"], activeDeadlineSeconds=60)))
+    assert recorded("annotation and deadline ->").startswith(f"{status} ")
+
+
 @pytest.mark.parametrize("query", [{}, {"dryRun": "All"}])
 def test_other_template_is_refused_even_in_a_dry_run(api: Api, query: dict[str, str]) -> None:
     api.apply(job("skerry-y-a"))
@@ -204,19 +217,27 @@ def test_other_template_is_refused_even_in_a_dry_run(api: Api, query: dict[str, 
 
 
 def test_apply_after_a_post_of_the_same_manager_conflicts(api: Api) -> None:
-    """Recorded as well: Update and Apply are two owners, so an object is created by apply or never applied."""
-    assert api.create(job("skerry-x-east-0")) == ""
-    api.jobs("PATCH", "skerry-x-east-0", {"spec": {"backoffLimit": 5}}, content=MERGE, fieldManager="skerry")
-    status, answer = api.apply(job("skerry-x-east-0"))
-    assert (status, answer["message"]) == (
-        409,
-        'Apply failed with 1 conflict: conflict with "skerry" using batch/v1: .spec.backoffLimit',
-    )
+    """Update and Apply are two owners, so an object is created by apply or never applied. The server's own defaults
+    count as the first one's: a reference to a field has a version that is not applied.
+    """
+    pod_name = {"name": "SKERRY_ATTEMPT_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    containers = [{"env": [pod_name]}, {"env": [pod_name], "image": "other"}]
+    created, other = (job("skerry-x-east-0", container=container) for container in containers)
+    assert api.jobs("POST", body=created, fieldManager="skerry")[0] == 201
+    status, answer = api.apply(other)
+    assert f"{status} {answer['message']}".startswith(recorded("immutable template:"))
+    # Its own apply is no conflict, and the version is added again.
+    status, applied = api.apply(created, force="true")
+    assert status == 200
+    again = api.apply(created)[1]
+    assert again["metadata"]["generation"] == applied["metadata"]["generation"]
 
 
 def test_dry_run_changes_nothing(api: Api) -> None:
     status, row = api.apply(job("skerry-x-dry"), dryRun="All")
-    assert (status, row["spec"]["completionMode"]) == (201, "NonIndexed")
+    uid, suspend, mode = bool(row["metadata"]["uid"]), row["spec"]["suspend"], row["spec"]["completionMode"]
+    assert f"uid {uid} suspend {suspend} completionMode {mode}" == recorded("ssa dry run:")
+    assert status == 201
     assert api.jobs("GET", "skerry-x-dry")[0] == 404
 
 
@@ -238,3 +259,69 @@ def test_missing_right_is_refused_with_the_words_of_the_server(api: Api, act: st
     body = {"metadata": {"name": "x"}} if method == "POST" else None
     status, answer = api.call(method, f"/api/v1/namespaces/{NAMESPACE}/secrets", body)
     assert f"{status} {answer['message']}" == plain(recorded(f"operator {act} ->"))
+
+
+@pytest.mark.parametrize(("act", "path"), [("reads kube-system", "namespaces/kube-system"), ("lists nodes", "nodes")])
+def test_right_of_a_role_ends_with_its_namespace(api: Api, act: str, path: str) -> None:
+    assert api.call("GET", f"/api/v1/{path}")[0] == 200
+    rights = [("get", "namespaces"), ("list", "nodes"), ("list", "jobs")]
+    api.sandbox.restrict(rights)
+    status, answer = api.call("GET", f"/api/v1/{path}")
+    assert f"{status} {answer['message']}" == plain(recorded(f"operator {act} ->"))
+    assert api.call("GET", f"/api/v1/namespaces/{NAMESPACE}")[0] == 200
+    assert [api.may(*right, namespace) for right in rights for namespace in (NAMESPACE, "kube-system")] == [
+        True,
+        False,
+    ] * 3
+
+
+class LostNode:
+    """A job whose only pod runs on a node that falls silent, as the log of a drive has it."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        started(api, "lost")
+        assert plain(f"{self.pods()}") == plain(recorded("runs", 1))
+        self.node = api.pods("skerry-x-lost")[0]["spec"]["nodeName"]
+        api.sandbox.jobs.lose_node("skerry-x-lost")
+
+    def pods(self) -> list[Any]:
+        """The pods by the ends of their names, with what is said about their end."""
+        return [
+            (
+                each["metadata"]["name"].rpartition("-")[2],
+                each["status"]["phase"],
+                "deletionTimestamp" in each["metadata"],
+                [
+                    (row["type"], row["reason"])
+                    for row in each["status"]["conditions"]
+                    if row["type"] == "DisruptionTarget"
+                ],
+            )
+            for each in self.api.pods("skerry-x-lost")
+        ]
+
+    def taints(self) -> list[tuple[str, str]]:
+        _, node = self.api.call("GET", f"/api/v1/nodes/{self.node}")
+        return [(taint["key"], taint["effect"]) for taint in node["spec"]["taints"]]
+
+    def status(self) -> dict[str, Any]:
+        _, row = self.api.jobs("GET", "skerry-x-lost")
+        return {name: row["status"].get(name) for name in ("active", "failed", "terminating")}
+
+
+def test_pod_of_a_silent_node_has_no_successor_until_the_node_is_deleted(api: Api) -> None:
+    healthy = {"metadata": {"name": "node-2"}, "status": {"allocatable": {"cpu": "4"}}}
+    api.sandbox.add("nodes", healthy, "")
+    lost = LostNode(api)
+    assert plain(f"{lost.pods()} {lost.taints()}") == plain(recorded("after 56 s of silence:"))
+    assert plain(f"{lost.pods()} {lost.status()}") == plain(recorded("15 s later, no replacement:", 1))
+    api.call("DELETE", f"/api/v1/nodes/{lost.node}")
+    assert plain(f"{lost.pods()} {lost.status()}") == plain(recorded("66 s after the Node object was deleted:"))
+
+
+def test_pods_stay_while_every_node_is_silent(api: Api) -> None:
+    lost = LostNode(api)
+    keys = [key for key, _ in lost.taints()]
+    assert plain(f"{lost.pods()} {keys}") == plain(recorded("after 130 s of silence:"))
+    assert plain(f"{lost.pods()} {lost.status()}") == plain(recorded("15 s later, no replacement:"))

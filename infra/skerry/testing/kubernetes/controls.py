@@ -41,14 +41,13 @@ class JobControls:
             self._controller.sync()
 
     def lose_node(self, job: str) -> None:
-        """Let the node of the pod fall silent: the pod is Terminating, and ends only when the Node is deleted."""
+        """Let the node of the pod fall silent: its pods are Terminating, and end only when the Node is deleted.
+
+        The cluster needs another node: one whose every node is silent evicts nothing.
+        """
         with self._objects.lock:
-            pod = self.pod(job)
-            pod["metadata"]["deletionTimestamp"] = self._objects.now()
-            pod["status"]["conditions"] = [
-                *(pod["status"].get("conditions") or ()),
-                {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": ""},
-            ]
+            self._controller.pods.lose_node(self.pod(job))
+            self._controller.sync()
 
     def wait_for(self, job: str, reason: str) -> None:
         """Let the pod's container wait for this reason: `ImagePullBackOff: Back-off pulling image "x"`."""

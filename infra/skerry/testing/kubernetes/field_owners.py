@@ -25,6 +25,10 @@ _MERGE_KEYS: Final = {
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
+# References and selectors are written as a whole, so each is one field.
+_ATOMIC: Final = frozenset(
+    {"fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "nodeSelector", "selector"}
+)
 _NOT_FIELDS: Final = {
     (".metadata", ".managedFields"),
     (".apiVersion",),
@@ -100,7 +104,7 @@ def _fields_name(part: str) -> str:
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if path in _NOT_FIELDS:
         return
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and value and not (path and path[-1].removeprefix(".") in _ATOMIC):
         for name, inner in cast("dict[str, Any]", value).items():
             yield from _leaves(inner, (*path, f".{name}"))
     elif isinstance(value, list) and (key := _MERGE_KEYS.get(path[-1].removeprefix("."))) is not None:
@@ -111,7 +115,7 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _merged(live: Any, applied: Any, name: str = "") -> Any:
-    if isinstance(live, dict) and isinstance(applied, dict):
+    if isinstance(live, dict) and isinstance(applied, dict) and name not in _ATOMIC:
         result = dict(cast("dict[str, Any]", live))
         for inner, value in cast("dict[str, Any]", applied).items():
             result[inner] = _merged(result.get(inner), value, inner)

@@ -18,7 +18,7 @@ from skerry.testing.kubernetes.scheduler_and_nodes import gpus_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.kubernetes.objects import Objects
+    from skerry.testing.kubernetes.objects import Key, Objects
     from skerry.testing.kubernetes.scheduler_and_nodes import PodController
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
@@ -42,13 +42,21 @@ class JobController:
         self._refusals: dict[str, str] = {}
         self._owned: dict[str, list[dict[str, Any]]] = {}
 
-    def sync(self) -> None:
-        """Carry every Job and its pods one step on. Called with each request and after whatever a pod does."""
+    def sync(self, only: Key | None = None) -> None:
+        """Carry every Job and its pods one step on. Called with each request and after whatever a pod does.
+
+        only: the key of a Job; the others follow with the next call without it, so that a thousand requests, each of
+        which changes one of a thousand Jobs, do not look at a million.
+        """
         with self._objects.lock:
-            self._owned = {}
-            for pod in self._objects.list("pods", ""):
-                self._owned.setdefault(_owner(pod), []).append(pod)
-            for job in self._objects.list("jobs", ""):
+            if only is not None:
+                jobs = [job for job in (self._objects.find(only),) if job is not None]
+            else:
+                self.pods.sync_nodes()
+                jobs, self._owned = self._objects.list("jobs", ""), {}
+                for pod in self._objects.list("pods", ""):
+                    self._owned.setdefault(_owner(pod), []).append(pod)
+            for job in jobs:
                 for pod in self.pods_of(job):
                     self._sync_pod(job, pod)
                 self._sync_job(job)
@@ -56,7 +64,7 @@ class JobController:
     def pods_of(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The pods that a job owns, oldest first."""
         owned = self._owned.get(str(job["metadata"]["uid"]), ())
-        return [pod for pod in owned if key_of(pod) in self._objects.rows]
+        return [pod for pod in owned if self._objects.find(key_of(pod)) is not None]
 
     def clear(self) -> None:
         """Forget all jobs."""
@@ -148,7 +156,7 @@ class JobController:
     def _refusal(self, namespace: str, pod: Mapping[str, Any]) -> str | None:
         """The reason why the server makes no pod; None if it does."""
         account = pod.get("serviceAccountName", "default")
-        if account != "default" and ("serviceaccounts", namespace, account) not in self._objects.rows:
+        if account != "default" and self._objects.find(("serviceaccounts", namespace, account)) is None:
             return f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
         wanted = gpus_of({"spec": pod})
         for quota in self._objects.list("resourcequotas", namespace):

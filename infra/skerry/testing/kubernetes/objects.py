@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import hashlib
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any, Final
@@ -55,7 +56,7 @@ class Objects:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.lock: Final = threading.RLock()
-        self.rows: Final[dict[Key, dict[str, Any]]] = {}
+        self._rows: Final[dict[str, dict[Key, dict[str, Any]]]] = {resource: {} for resource in KINDS}
         self._owners: dict[Key, FieldOwners] = {}
         self._version = 1
 
@@ -63,9 +64,19 @@ class Objects:
         """The time as the API has it: whole seconds."""
         return time_text(self.clock.utc_text())
 
+    def find(self, key: Key) -> dict[str, Any] | None:
+        """One object; None if there is none."""
+        return self._rows[key[0]].get(key)
+
+    def clear(self) -> None:
+        """Remove all objects, and forget the owners of their fields."""
+        self._owners.clear()
+        for rows in self._rows.values():
+            rows.clear()
+
     def get(self, resource: str, namespace: str, name: str) -> dict[str, Any]:
         """One object. Refuses a name that does not exist."""
-        row = self.rows.get((resource, namespace, name))
+        row = self.find((resource, namespace, name))
         if row is None:
             raise Refused(404, f'{_qualified(resource)} "{name}" not found')
         return row
@@ -75,20 +86,25 @@ class Objects:
         by_label, by_field = _equalities(labels), _equalities(fields)
         return [
             row
-            for (kind, place, _), row in self.rows.items()
-            if kind == resource
-            and (not namespace or place == namespace)
+            for (_, place, _), row in self._rows[resource].items()
+            if (not namespace or place == namespace)
             and all((row["metadata"].get("labels") or {}).get(name) == value for name, value in by_label)
             and all(_field(row, name) == value for name, value in by_field)
         ]
 
-    def create(self, resource: str, namespace: str, body: Mapping[str, Any], *, dry: bool = False) -> dict[str, Any]:
-        """Create an object by POST."""
+    def create(
+        self, resource: str, namespace: str, body: Mapping[str, Any], *, manager: str | None = None, dry: bool = False
+    ) -> dict[str, Any]:
+        """Create an object by POST. manager: owns its fields, other than by an apply; None for the cluster itself."""
         row = self._new(resource, namespace, body)
         key = (resource, namespace, str(row["metadata"]["name"]))
-        if key in self.rows:
+        if self.find(key) is not None:
             raise Refused(409, f'{_qualified(resource)} "{key[2]}" already exists', "AlreadyExists")
-        return row if dry else self._put(key, row, new=True)
+        if dry:
+            return row
+        if manager is not None:
+            self._owners.setdefault(key, FieldOwners()).update({}, row, manager)
+        return self._put(key, row, new=True)
 
     def apply(
         self, key: Key, body: Mapping[str, Any], manager: str, *, force: bool, dry: bool
@@ -96,7 +112,7 @@ class Objects:
         """Create or change an object by server-side apply; whether it is new."""
         resource, namespace, name = key
         metadata = {**body.get("metadata", {}), "name": name}
-        live = self.rows.get(key)
+        live = self.find(key)
         owners = copy.deepcopy(self._owners.get(key, FieldOwners()))
         version = KINDS[resource][0]
         if live is None:
@@ -105,6 +121,7 @@ class Objects:
         else:
             check_schema(KINDS[resource][1], body)
             row = owners.apply(live, body, manager, version, force=force)
+            _add_pod_defaults(row)
             self._check_change(resource, live, row)
         if dry:
             return row, live is None
@@ -121,27 +138,28 @@ class Objects:
 
     def remove(self, key: Key) -> None:
         """Delete an object at once."""
-        self.rows.pop(key, None)
+        self._rows[key[0]].pop(key, None)
         self._owners.pop(key, None)
 
     def touch(self, key: Key) -> None:
         """Give an object that a controller changed in place its next version."""
         self._version += 1
-        self.rows[key]["metadata"]["resourceVersion"] = str(self._version)
+        self._rows[key[0]][key]["metadata"]["resourceVersion"] = str(self._version)
 
     def event(self, row: Mapping[str, Any], reason: str, message: str, kind: str = "Warning") -> None:
         """Record an event of an object; the same one again is counted."""
         metadata = row["metadata"]
         about = {"kind": row["kind"], "name": metadata["name"], "namespace": metadata["namespace"]}
-        for event in self.list("events", metadata["namespace"], fields=f"involvedObject.name={metadata['name']}"):
-            if event["reason"] == reason and event["message"] == message:
-                event["count"] += 1
-                return
+        digest = hashlib.sha256(f"{row['kind']} {reason} {message}".encode()).hexdigest()[:16]
+        name = f"{metadata['name']}.{digest}"
+        if (known := self.find(("events", metadata["namespace"], name))) is not None:
+            known["count"] += 1
+            return
         self.create(
             "events",
             metadata["namespace"],
             {
-                "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}"},
+                "metadata": {"name": name},
                 "involvedObject": about,
                 "reason": reason,
                 "message": message,
@@ -158,7 +176,7 @@ class Objects:
         metadata: dict[str, Any] = row.setdefault("metadata", {})
         check_schema(kind, row)
         if namespace:
-            if ("namespaces", "", namespace) not in self.rows:
+            if self.find(("namespaces", "", namespace)) is None:
                 raise Refused(404, f'namespaces "{namespace}" not found')
             metadata["namespace"] = namespace
         check_semantics(kind, row)
@@ -167,15 +185,16 @@ class Objects:
             selector = {"matchLabels": {"batch.kubernetes.io/controller-uid": metadata["uid"]}}
             row["spec"] = {**_DEFAULTS, **row["spec"], "selector": selector}
             row["status"] = {}
+            _add_pod_defaults(row)
         return row
 
     def _put(self, key: Key, row: dict[str, Any], *, new: bool) -> dict[str, Any]:
-        before = self.rows.get(key)
+        before = self.find(key)
         if not new and before is not None and before.get("spec") != row.get("spec"):
             row["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
         if (owners := self._owners.get(key)) is not None:
             row["metadata"]["managedFields"] = owners.managed_fields(KINDS[key[0]][0])
-        self.rows[key] = row
+        self._rows[key[0]][key] = row
         self.touch(key)
         return row
 
@@ -236,6 +255,14 @@ def _field(row: Any, path: str) -> object:
     for name in path.split("."):
         row = (row or {}).get(name)
     return row
+
+
+def _add_pod_defaults(row: Mapping[str, Any]) -> None:
+    """Complete a Job as the server does: a reference to a field of the pod has a version."""
+    containers = row["spec"]["template"]["spec"]["containers"] if row["kind"] == "Job" else ()
+    for variable in (variable for container in containers for variable in container.get("env") or ()):
+        if (reference := (variable.get("valueFrom") or {}).get("fieldRef")) is not None:
+            reference.setdefault("apiVersion", "v1")
 
 
 def _fixed(row: Mapping[str, Any], *, suspended: bool) -> Any:

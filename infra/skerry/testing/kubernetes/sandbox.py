@@ -24,7 +24,7 @@ from skerry.testing.kubernetes.job_controller import JobController
 from skerry.testing.kubernetes.objects import Objects
 from skerry.testing.kubernetes.pod_container_setup import PodHost, PodLogs
 from skerry.testing.kubernetes.scheduler_and_nodes import PodController
-from skerry.testing.kubernetes.server import KubernetesApplication
+from skerry.testing.kubernetes.server import CallLimit, KubernetesApplication
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,8 +92,12 @@ class KubernetesSandbox(CloudSandbox):
         return Path(self._folder.name) / "config"
 
     def restrict(self, rights: Iterable[tuple[str, str]] | None) -> None:
-        """Limit the operator to these verbs on resources, ("get", "pods/log"); None restores all."""
-        self.application.rights = None if rights is None else frozenset(rights)
+        """Limit the operator to these verbs on resources of `train`, ("get", "pods/log"); None restores all."""
+        self.application.rights = None if rights is None else frozenset((NAMESPACE, *right) for right in rights)
+
+    def limit(self, calls_per_s: float | None) -> None:
+        """Answer 429 to calls beyond these of a second, with a time after which to try again; None is no limit."""
+        self.application.limit = None if calls_per_s is None else CallLimit(self.objects, calls_per_s)
 
     def add(self, resource: str, body: Mapping[str, Any], namespace: str = NAMESPACE) -> dict[str, Any]:
         """Create an object as another person would: a Secret, a quota, a node."""
@@ -125,8 +129,9 @@ class KubernetesSandbox(CloudSandbox):
         self.job_runs.close()
         self.heal()
         self.restrict(None)
+        self.limit(None)
         with self.objects.lock:
-            self.objects.rows.clear()
+            self.objects.clear()
             self.controller.clear()
             self._logs.clear()
             self.violations.clear()
@@ -150,7 +155,8 @@ class KubernetesSandbox(CloudSandbox):
 
     def _populate(self) -> None:
         create = functools.partial(self.objects.create)
-        create("namespaces", "", {"metadata": {"name": NAMESPACE}})
+        for name in (NAMESPACE, "kube-system"):
+            create("namespaces", "", {"metadata": {"name": name}})
         capacity = {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": str(_GPUS)}
         create("nodes", "", {"metadata": {"name": _NODE, "labels": {}}, "status": {"allocatable": capacity}})
         create("secrets", NAMESPACE, {"metadata": {"name": SECRET}, "stringData": self.keys})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skerry.testing.kubernetes.objects import Objects
 
 _GPU: Final = "nvidia.com/gpu"
+_UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 _NOT_TAKEN: Final = (
     "no new claims to deallocate, preemption: 0/{count} nodes are available: {count} Preemption is not helpful for "
     "scheduling."
@@ -36,6 +37,7 @@ class PodController:
         self.host_of = host_of
         self._pods: dict[str, JobRun] = {}
         self._reports: dict[str, str] = {}
+        self._silent: set[str] = set()
 
     def run_of(self, pod: Mapping[str, Any]) -> JobRun | None:
         """The run of a pod that a node took."""
@@ -47,9 +49,32 @@ class PodController:
             set_condition(self._objects, pod, "DisruptionTarget", "True", reason, message)
         pod["metadata"].setdefault("deletionTimestamp", self._objects.now())
         run = self.run_of(pod)
-        if run is not None and not run.is_over:
+        if run is not None and not run.is_over and pod["spec"]["nodeName"] not in self._silent:
             self._runs.stop(run.job, "deleted")
         self._objects.touch(key_of(pod))
+
+    def lose_node(self, pod: Mapping[str, Any]) -> None:
+        """Let the node of a pod fall silent, for longer than the cluster and the pods tolerate."""
+        self._silent.add(str(pod["spec"]["nodeName"]))
+
+    def sync_nodes(self) -> None:
+        """Taint silent nodes and evict their pods; end the pods of nodes that are deleted.
+
+        While every node is silent, none is evicted: the control plane may be what has lost its connection.
+        """
+        nodes = {str(node["metadata"]["name"]): node for node in self._objects.list("nodes", "")}
+        evicting = not nodes.keys() <= self._silent
+        for name in self._silent & nodes.keys():
+            effects = ("NoSchedule", "NoExecute") if evicting else ("NoSchedule",)
+            nodes[name]["spec"] = {"taints": [{"key": _UNREACHABLE, "effect": effect} for effect in effects]}
+        for pod in self._objects.list("pods", ""):
+            name, run = pod["spec"].get("nodeName"), self.run_of(pod)
+            if name is not None and name not in nodes:
+                if run is not None:
+                    self._runs.stop(run.job, "its node was deleted")
+                self._objects.remove(key_of(pod))
+            elif evicting and name in self._silent and _is_live(pod):
+                self.delete(pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
     def report(self, pod: Mapping[str, Any], reason: str) -> None:
         """Let a pod's container wait for this reason instead of starting: ImagePullBackOff, ..."""
@@ -59,6 +84,7 @@ class PodController:
         """Forget all runs; their pods are gone."""
         self._pods.clear()
         self._reports.clear()
+        self._silent.clear()
 
     def sync(self, pod: dict[str, Any], *, keep: bool) -> None:
         """Carry a pod one step on. keep: a deleted one stays until its Job has looked at its end."""
@@ -142,7 +168,7 @@ class PodController:
         for entry in (*(source.get("secretRef") for source in container.get("envFrom", ())), *entries):
             if entry is None:
                 continue
-            secret = self._objects.rows.get(("secrets", namespace, entry["name"]))
+            secret = self._objects.find(("secrets", namespace, entry["name"]))
             if secret is None:
                 return f'secrets "{entry["name"]}" not found'
             if "key" in entry and entry["key"] not in entries_of(secret):
@@ -153,23 +179,30 @@ class PodController:
         nodes = self._objects.list("nodes", "")
         spec = pod["spec"]
         for name in claims_of(pod).values():
-            if ("persistentvolumeclaims", pod["metadata"]["namespace"], name) not in self._objects.rows:
+            if self._objects.find(("persistentvolumeclaims", pod["metadata"]["namespace"], name)) is None:
                 return None, f'0/{len(nodes)} nodes are available: persistentvolumeclaim "{name}" not found.'
         selected = [node for node in nodes if _has_labels(node, spec.get("nodeSelector") or {})]
         if not selected:
             text = f"{len(nodes)} node(s) didn't match Pod's node affinity/selector."
             return None, f"0/{len(nodes)} nodes are available: {text}"
+        reached = [node for node in selected if node["metadata"]["name"] not in self._silent]
+        if not reached:
+            return None, f"0/{len(nodes)} nodes are available: {len(selected)} node(s) had untolerated taint(s)."
         gpus = gpus_of(pod)
-        for node in selected:
-            free = int(node["status"].get("allocatable", {}).get(_GPU, 0)) - self._used_gpus(node)
-            if gpus <= free or gpus == 0:
+        for node in reached:
+            if gpus == 0 or gpus <= int(node["status"].get("allocatable", {}).get(_GPU, 0)) - self._used_gpus(node):
                 return node, ""
-        return None, f"0/{len(nodes)} nodes are available: {len(selected)} Insufficient {_GPU}."
+        return None, f"0/{len(nodes)} nodes are available: {len(reached)} Insufficient {_GPU}."
 
     def _used_gpus(self, node: Mapping[str, Any]) -> int:
         name = node["metadata"]["name"]
         pods = [pod for pod in self._objects.list("pods", "") if pod["spec"].get("nodeName") == name]
         return sum(gpus_of(pod) for pod in pods if pod["status"].get("phase") not in {"Succeeded", "Failed"})
+
+
+def _is_live(pod: Mapping[str, Any]) -> bool:
+    """True unless the pod has ended or is being deleted."""
+    return not pod["metadata"].get("deletionTimestamp") and pod["status"].get("phase") not in {"Succeeded", "Failed"}
 
 
 def gpus_of(pod: Mapping[str, Any]) -> int:

@@ -35,9 +35,10 @@ _PATH: Final = re.compile(
 )
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _APPLY: Final = "application/apply-patch+yaml"
+_BUSY: Final = "the server has received too many requests, please try again later"
 _VERBS: Final = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-Rights = frozenset[tuple[str, str]]
-"""Verb and resource, such as ("get", "pods/log"), in every namespace."""
+Rights = frozenset[tuple[str, str, str]]
+"""Namespace, verb and resource, such as ("train", "get", "pods/log"), as a Role and its binding give them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,26 @@ class KubernetesCall(Call):
     def writes(self) -> bool:
         """True if such a call can change anything."""
         return self.operation.partition(" ")[0] in {"apply", "patch", "create", "delete"}
+
+
+class CallLimit:
+    """Admits so many calls a second; after a pause, as many at once."""
+
+    def __init__(self, objects: Objects, calls_per_s: float) -> None:
+        self._objects = objects
+        self._rate = self._left = calls_per_s
+        self._looked = objects.clock.now()
+
+    def admits(self) -> bool:
+        """Count a call, and return whether the server answers it."""
+        with self._objects.lock:
+            now = self._objects.clock.now()
+            self._left = min(self._rate, self._left + (now - self._looked) * self._rate)
+            self._looked = now
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +99,7 @@ class KubernetesApplication:
         self.issuer = "https://oidc.sandbox.example.com/id/0123"
         self.operator = "operator"
         self.rights: Rights | None = None
+        self.limit: CallLimit | None = None
         self.violations: Final[list[str]] = []
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -109,11 +131,12 @@ class KubernetesApplication:
         self._calls.answered(number, call, status)
         if fault == "lost_reply":
             return drop_connection(environ, start)
-        return _respond(start, status, answer)
+        with self._objects.lock:  # controllers change objects in place
+            return _respond(start, status, answer)
 
     def _check_fault(self, fault: How | None, call: KubernetesCall) -> None:
-        if fault == "throttle":
-            raise Refused(429, "the server has received too many requests, please try again later")
+        if fault == "throttle" or (self.limit is not None and not self.limit.admits()):
+            raise Refused(429, _BUSY)
         if fault == "deny":
             raise self._forbidden(call)
 
@@ -131,6 +154,8 @@ class KubernetesApplication:
             verb = "list"
         resource = match["resource"] + (f"/{match['part']}" if match["part"] else "")
         names = {name: str(match[name] or "") for name in ("namespace", "name")}
+        if resource == "namespaces":  # a right on a namespace is one in it
+            names["namespace"] = names["name"]
         caller = self.operator if request.token == self._token else "anonymous"
         return KubernetesCall(
             service="kubernetes", operation=f"{verb} {resource}", params=names, caller=caller, body=request.body
@@ -151,15 +176,21 @@ class KubernetesApplication:
             self.violations.append(f"no such path: {request.method} {request.path}")
             raise Refused(404, "the server could not find the requested resource")
         namespace, resource, name, part = (match[group] or "" for group in ("namespace", "resource", "name", "part"))
-        if resource == "namespaces" and not name:
-            name, namespace = namespace, ""
         self._check_right(request, call)
+        key = (resource, "" if resource in CLUSTER_WIDE else namespace, name)
         with self._objects.lock:
+            self._sync(key)
+            answer = self._act(request, key, part)
+            if request.method != "GET":
+                self._sync(key)
+            return answer
+
+    def _sync(self, key: Key) -> None:
+        """Bring up to date what a request reads: one job, or all of them; accounts have no state."""
+        if key[0] == "jobs" and key[2]:
+            self._controller.sync(key)
+        elif key[0] != "serviceaccounts":
             self._controller.sync()
-            try:
-                return self._act(request, (resource, "" if resource in CLUSTER_WIDE else namespace, name), part)
-            finally:
-                self._controller.sync()
 
     def _act(self, request: _Request, key: Key, part: str) -> tuple[int, Any]:
         resource, namespace, name = key
@@ -171,7 +202,8 @@ class KubernetesApplication:
                 row = self._objects.get(*key)
                 return 200, self._log(row, request.query) if part == "log" else row
             case "POST":
-                return 201, self._objects.create(resource, namespace, request.body, dry=dry)
+                manager = request.query.get("fieldManager", "unknown")
+                return 201, self._objects.create(resource, namespace, request.body, manager=manager, dry=dry)
             case "PATCH" if request.content == _APPLY:
                 force = request.query.get("force") == "true"
                 manager = request.query["fieldManager"]
@@ -226,7 +258,7 @@ class KubernetesApplication:
             return
         verb, _, resource = call.operation.partition(" ")
         needed = ["create", "patch"] if request.content == _APPLY else [verb]
-        if any((verb, resource) not in self.rights for verb in needed):
+        if any((call.params["namespace"], verb, resource) not in self.rights for verb in needed):
             raise self._forbidden(call)
 
     def _forbidden(self, call: KubernetesCall) -> Refused:
@@ -235,15 +267,15 @@ class KubernetesApplication:
         group, qualified = ("batch", f"{resource}.batch") if resource == "jobs" else ("", resource)
         named = f' "{call.params["name"]}"' if call.params.get("name") else ""
         who = f'User "{self.operator}" cannot {verb} resource "{resource}" in API group "{group}"'
-        return Refused(
-            403, f'{qualified}{named} is forbidden: {who} in the namespace "{call.params.get("namespace", "")}"'
-        )
+        namespace = call.params.get("namespace")
+        where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+        return Refused(403, f"{qualified}{named} is forbidden: {who} {where}")
 
     def _review(self, body: Mapping[str, Any]) -> dict[str, Any]:
         attributes = body["spec"]["resourceAttributes"]
         part = f"/{attributes['subresource']}" if attributes.get("subresource") else ""
-        allowed = self.rights is None or (attributes["verb"], f"{attributes['resource']}{part}") in self.rights
-        return {**body, "status": {"allowed": allowed}}
+        right = (attributes.get("namespace", ""), attributes["verb"], f"{attributes['resource']}{part}")
+        return {**body, "status": {"allowed": self.rights is None or right in self.rights}}
 
 
 def _nano_time(at_ns: int) -> str:

@@ -90,6 +90,11 @@ def take_account(cluster: Cluster, scene: Scene) -> None:
     cluster.delete(core_path(NAMESPACE, "serviceaccounts", scene.names[0]))
 
 
+def lose_node(sandbox: Any, scene: Scene) -> None:
+    sandbox.add("nodes", {"metadata": {"name": "node-2"}, "status": {}}, "")
+    sandbox.jobs.lose_node(scene.names[0])
+
+
 def waiting(reason: str) -> Callable[[Any, Scene], None]:
     return lambda sandbox, scene: sandbox.jobs.wait_for(scene.names[0], reason)
 
@@ -129,7 +134,7 @@ def waiting(reason: str) -> Callable[[Any, Scene], None]:
         ),
         (
             "",
-            lambda sandbox, scene: sandbox.jobs.lose_node(scene.names[0]),
+            lose_node,
             "its node is gone, and no other pod starts before the Node is deleted: delete it, or taint it",
         ),
     ],
