@@ -21,8 +21,11 @@ from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from skerry.runtime.store import Store
+    from skerry.runtime.store.interface import Entry as Listed
 
 RUN = "memory://here/run"
 
@@ -130,6 +133,22 @@ def test_unlock_keeps_the_journal_and_stops_the_holder(folder: StateFolder) -> N
     folder.clock.advance(2)
     with pytest.raises(Conflict, match="unlocked during this operation"):
         zombie.note(Id("thing.c", 0), entry("thing.c"))
+
+
+def test_check_of_the_lock_lists_no_journal(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked, listing, lengths = folder.lock(), type(folder.store).list, list[int]()
+
+    def measured(store: Store, prefix: str, after: str | None = None) -> Sequence[Listed]:
+        entries = listing(store, prefix, after)
+        lengths.append(len(entries))
+        return entries
+
+    for number in range(20):
+        locked.note(Id(f"thing.{number}", 0), entry(f"thing.{number}"))
+    monkeypatch.setattr(type(folder.store), "list", measured)
+    folder.clock.advance(2)
+    locked.note(Id("thing.a", 0), entry())
+    assert lengths == [0, 1]
 
 
 def test_old_serials_and_folded_journals_are_deleted(folder: StateFolder) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -181,6 +182,20 @@ def test_busy_server_is_asked_again(cluster: Cluster, sandbox: KubernetesSandbox
     sandbox.fail(how="throttle", on="kubernetes:list jobs", times=None)
     with pytest.raises(Retryable, match="Kubernetes is busy: the server has received too many requests"):
         Jobs(cluster).read(scene.jobs)
+
+
+def test_creations_beyond_the_limit_of_a_server_wait_until_it_asks(
+    cluster: Cluster, sandbox: KubernetesSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(cluster, context_of(tmp_path, count=24))
+    assert isinstance(cluster.clock, FakeClock)
+    monkeypatch.setattr(sandbox.objects, "clock", cluster.clock)
+    sandbox.limit(4)
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(Jobs(cluster).create, scene.jobs))
+    assert outputs == [record.outputs for record in scene.records]
+    refused = [call.status for call in sandbox.calls].count(429)
+    assert cluster.clock.pauses == [1.0] * refused != []
 
 
 def test_refused_job_shows_the_words_of_the_server(cluster: Cluster, scene: Scene) -> None:

@@ -193,18 +193,19 @@ def _rows(cluster: Cluster, all_desired: Sequence[Desired], path_of: Any) -> lis
     query = {"labelSelector": manifests.ALL_RUNS}
     known: dict[str, dict[str, Mapping[str, Any]]] = {}
     for namespace in {desired.resource.region for desired in all_desired}:
-        rows = cluster.items(path_of(namespace), query)
-        known[namespace] = {str(row["metadata"]["name"]): row for row in rows}
+        known[namespace] = {str(row["metadata"]["name"]): row for row in cluster.items(path_of(namespace), query)}
 
-    def find(desired: Desired) -> Mapping[str, Any] | None:
-        row = known[desired.resource.region].get(desired.name)
-        if row is not None or not desired.outputs:
-            return row
+    rows = [known[desired.resource.region].get(desired.name) for desired in all_desired]
+
+    def find(at: int) -> Mapping[str, Any] | None:
         with suppress(Absent):
-            return cluster.get(path_of(desired.resource.region, desired.name))
+            return cluster.get(path_of(all_desired[at].resource.region, all_desired[at].name))
         return None
 
-    return each(find, all_desired)
+    missing = [at for at, desired in enumerate(all_desired) if rows[at] is None and desired.outputs]
+    for at, row in zip(missing, each(find, missing), strict=True):
+        rows[at] = row
+    return rows
 
 
 def _is_this(row: Mapping[str, Any], desired: Desired) -> bool:
