@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.errors import Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Decision
 from skerry.runtime.store.memory import MemoryStore
 from tests.kit.protocol import Replica, policy, run_record, start_replica
 from tests.kit.records import write_checkpoint
+from tests.kit.stores import View
 from tests.support.clocks import FakeClock
 
 if TYPE_CHECKING:
@@ -43,14 +45,33 @@ class ListingStore(MemoryStore):
         ]
 
 
+class OwnRights(View):
+    """A slot's way to the store, as its role allows: it deletes no payload of another slot. refused: what it tried."""
+
+    def __init__(self, store: Store, slot: str) -> None:
+        super().__init__(store)
+        self.refused: list[str] = []
+        self._slot = slot
+
+    def delete(self, key: str) -> None:
+        if key.startswith(keys.PAYLOADS) and keys.slot_of(key) != self._slot:
+            self.refused.append(key)
+            raise Unauthorized(f"no right to delete {key}")
+        self.store.delete(key)
+
+
 @dataclass
 class Fleet:
-    """Replicas in step: in each round all contribute, decide and commit, and one writes the checkpoint."""
+    """Replicas in step: in each round all contribute, decide and commit, one writes the checkpoint, and all collect.
+
+    own_roles: the store is an `OwnRights` for each slot.
+    """
 
     slots: tuple[str, ...] = ("a", "b", "c")
     retention: Retention = field(default_factory=lambda: Retention(last=2, age_s=0.0))
     checkpoint_every: int = 1
     payload_bytes: int = 100
+    own_roles: bool = False
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
@@ -65,7 +86,8 @@ class Fleet:
 
     def join(self, slot: str, round_number: int = 0) -> Replica:
         """Start a new incarnation at a round. After round 0 it stays in phase joining."""
-        replica = start_replica(self.store, self.clock, slot, policy(min_replicas=1), self.run, beat=False)
+        store = cast("Store", OwnRights(self.store, slot)) if self.own_roles else self.store
+        replica = start_replica(store, self.clock, slot, policy(min_replicas=1), self.run, beat=False)
         replica.presence.enter("joining", round_number=0)
         replica.presence.beat()
         self.collectors[slot] = GarbageCollector(
@@ -105,8 +127,16 @@ class Fleet:
             if head % self.checkpoint_every == 0:
                 writer = active[head // self.checkpoint_every % len(active)].presence.slot
                 write_checkpoint(self.store, head, run=self.run.nonce)
-                if collect:
-                    self.collectors[writer].collect()
+                for replica in active if collect else ():
+                    collector = self.collectors[replica.presence.slot]
+                    if replica.presence.slot == writer:
+                        collector.collect()
+                    else:
+                        collector.collect_own(self.slots)
+
+    def refused(self) -> list[str]:
+        """The keys that replicas tried to delete without the right to."""
+        return [key for replica in self.replicas.values() for key in cast("OwnRights", replica.log.store).refused]
 
     def payload_rounds(self) -> list[int]:
         return rounds_of(self.store.list(keys.PAYLOADS), keys.PAYLOADS)

@@ -16,7 +16,7 @@ from tests.simulation.training import forged
 from tests.simulation.world import SimulatedClock
 from xxhash import xxh3_128_hexdigest
 
-from skerry.runtime.errors import Ambiguous, Retryable
+from skerry.runtime.errors import Ambiguous, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
@@ -101,13 +101,17 @@ class Rates:
 class Bucket:
     """The one store of a simulated run: the real memory engine, with the checker looking on at every write."""
 
-    def __init__(self, world: World, checker: Checker, *, has_clock: bool, deadline_s: float) -> None:
+    def __init__(
+        self, world: World, checker: Checker, *, has_clock: bool, deadline_s: float, own_roles: bool = False
+    ) -> None:
+        """own_roles: each slot has a role that lets it delete no payload of another."""
         # The store's own clock, an hour off from the clocks of all processes.
         clock = SimulatedClock(world, 3600.0, 1.0) if has_clock else None
         self.engine = MemoryStore("memory://simulated", clock)  # type: ignore[arg-type]
         self._world = world
         self._checker = checker
         self._border = BorderCheck(world, checker, self.engine, deadline_s)
+        self._own_roles = own_roles
         self._hidden: dict[str, float] = {}
         # A payload that is to rot as soon as a decision lists it.
         self._doomed: str | None = None
@@ -163,6 +167,10 @@ class Bucket:
         self.engine.replace(key, data)
         self._checker.replaced(by, key)
         self._border.replaced(key)
+
+    def refuses(self, by: Process, key: str) -> bool:
+        """The process has no right to delete this key."""
+        return self._own_roles and key.startswith(keys.PAYLOADS) and keys.slot_of(key) != by.slot
 
     def delete(self, by: Process, key: str) -> None:
         self.engine.delete(key)
@@ -239,6 +247,12 @@ class FaultyStore:
         return self._end("list", prefix, self._bucket.list(prefix, after), lambda entries: f"{len(entries)}")
 
     def delete(self, key: str) -> None:
+        if self._bucket.refuses(self._process, key):
+            if self._begin("delete", key) == "busy":
+                raise self._fail("delete", key, "busy")
+            self._end("delete", key, None, lambda _: "refused")
+            self._world.facts["deletions refused"] += 1
+            raise Unauthorized(f"{self._process.slot} may not delete {key}")
         self._write("delete", key, lambda: self._bucket.delete(self._process, key), lie=None)
 
     def _write(self, verb: str, key: str, effect: Callable[[], T], lie: T) -> T:

@@ -73,7 +73,11 @@ class Simulation:
             retention=retention,
         )
         self.bucket = Bucket(
-            self.world, self.checker, has_clock=scenario.store_has_clock, deadline_s=scenario.terms.deadline_s
+            self.world,
+            self.checker,
+            has_clock=scenario.store_has_clock,
+            deadline_s=scenario.terms.deadline_s,
+            own_roles=scenario.own_roles,
         )
         self.checker.watch(self.bucket.engine)
         engine = self.bucket.engine

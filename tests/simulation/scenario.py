@@ -45,7 +45,8 @@ class Scenario:
     """The run of a seed. lost: slots that stay away once they crashed. late: seconds until each slot starts.
 
     steady: it has no faults, and every replica keeps a pace that must be enough to be counted. changes: of its
-    settings, by the operator. slots: also those that are added later, which run.json does not have.
+    settings, by the operator. slots: also those that are added later, which run.json does not have. own_roles: each
+    slot has a role of its own, as in a cloud.
     """
 
     seed: int
@@ -59,6 +60,7 @@ class Scenario:
     store_has_clock: bool = True
     steady: bool = False
     changes: tuple[Change, ...] = ()
+    own_roles: bool = False
 
     def __str__(self) -> str:
         terms, run = self.terms, self.run
@@ -71,7 +73,7 @@ class Scenario:
             f"keeps={terms.retention if self.settings[0].collects else None} "
             f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
             f"steady={self.steady} changes={len(self.changes)} roll_ups={terms.roll_ups.rounds} "
-            f"rot={self.rates.rot:g}"
+            f"rot={self.rates.rot:g} roles={self.own_roles}"
         )
 
 
@@ -374,6 +376,7 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         lost=lost,
         store_has_clock=rng.random() < 0.8,
         changes=_changes(random.Random(f"{seed} changes"), rounds * train_s),
+        own_roles=random.Random(f"{seed} roles").random() < 0.5,
     )
 
 

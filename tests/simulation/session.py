@@ -17,7 +17,7 @@ from skerry.runtime.training.open_session import Session, SessionOptions, join_r
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.simulation.world import Fiber, Process, World
 
@@ -101,6 +101,11 @@ class NoCollector:
         """Report that nothing was deleted."""
         del settled
         return SweepResult(objects=0, bytes=0)
+
+    def collect_own(self, members: Sequence[str], settled: int | None = None) -> SweepResult:
+        """Report that nothing was deleted."""
+        del members
+        return self.collect(settled)
 
 
 class FiberJob(Future[Any]):

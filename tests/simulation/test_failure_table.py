@@ -490,10 +490,11 @@ def test_killed_replica_contributes_the_steps_that_it_saved(fragments: int) -> N
     assert (contribution.incarnation, contribution.inner_steps) == (1, 3), "the others wait: it contributes at once"
 
 
-def test_a_run_of_many_rounds_keeps_no_more_payloads_than_a_short_one() -> None:
+@pytest.mark.parametrize("own_roles", [False, True])
+def test_a_run_of_many_rounds_keeps_no_more_payloads_than_a_short_one(own_roles: bool) -> None:  # noqa: FBT001
     def most(rounds: int) -> int:
         """The largest number of payload objects that there ever were."""
-        scenario = calm(rounds=rounds, retention=Retention(last=2, age_s=0.0))
+        scenario = replace(calm(rounds=rounds, retention=Retention(last=2, age_s=0.0)), own_roles=own_roles)
         counts: list[int] = []
 
         def count(call: Call) -> str | None:
@@ -505,9 +506,21 @@ def test_a_run_of_many_rounds_keeps_no_more_payloads_than_a_short_one() -> None:
             simulation = Simulation(scenario, count)
             result = simulation.run()
         assert not result.violations, result.report()
+        assert not result.facts["deletions refused"]
         return max(counts)
 
     assert most(24) <= most(8)
+
+
+def test_refusal_to_collect_for_a_lost_slot_is_no_outage() -> None:
+    calm_run = calm(rounds=12, deadline_s=600.0, retention=Retention(last=1, age_s=0.0))
+    scenario = replace(calm_run, own_roles=True, lost=frozenset({"r-2"}))
+    simulation, result = checked(scenario, once("r-2", "create", keys.receipt(3, "r-2"), "after", "crash"))
+    assert statuses(simulation) == {"done": 2, "crashed": 1}
+    payloads = Counter(keys.slot_of(entry.key) for entry in simulation.bucket.engine.list(keys.PAYLOADS))
+    assert payloads["r-2"] <= 2
+    assert 0 < result.facts["deletions refused"] <= 2 * payloads["r-2"], "each of the others tries each once"
+    assert result.facts["rounds failed"] == 0
 
 
 def test_a_decision_that_rots_is_noticed_from_the_store_alone() -> None:

@@ -118,13 +118,22 @@ def test_replica_cannot_write_operator_objects(rights: Rights, key: str, group: 
 
 @clouds
 @pytest.mark.parametrize("key", [key.replace("batch-1", "batch-2") for key in OF_A_SLOT])
-def test_replica_only_collects_payloads_of_another_slot(rights: Rights, key: str) -> None:
-    collected = {"delete"} if rights is in_aws else {"create", "replace", "delete"}
-    assert rights(key) - {"read"} == (collected if key.startswith(keys.PAYLOADS) else set())
+def test_replica_only_reads_the_objects_of_another_slot(rights: Rights, key: str) -> None:
+    assert rights(key) == {"read"}
 
 
 @clouds
-@pytest.mark.parametrize("key", [keys.heartbeat("batch-1"), *(key for key in OF_A_SLOT if "payloads" not in key)])
+@pytest.mark.parametrize("group", [None, "batch"])
+def test_replica_deletes_only_its_own_payloads(rights: Rights, group: str | None) -> None:
+    unit = keys.reduced_unit(7, 2, "batch-1", 0, 5)
+    for key in (keys.payload(7, "batch-1", DIGEST), unit):
+        assert "delete" in rights(key, group=group)
+        assert rights(key.replace("batch-1", "local-1"), group=group) == {"read"}
+        assert rights(key.replace("batch-1", "x-batch-1"), group=group) == {"read"}
+
+
+@clouds
+@pytest.mark.parametrize("key", [keys.heartbeat("batch-1"), *OF_A_SLOT])
 def test_slot_name_with_the_same_prefix_is_another_slot(rights: Rights, key: str) -> None:
     assert rights(key.replace("batch-1", "batch-10")) == {"read"}
 

@@ -55,13 +55,13 @@ CREATED: Final = (
     f"{keys.PROBE}{DIGEST}",
 )
 DELETED: Final = (
-    keys.payload(1, OTHERS, DIGEST),
+    keys.payload(1, MINE, DIGEST),
     keys.checkpoint_manifest(1),
     keys.checkpoint_part(1, DIGEST, keys.private_prefix(MINE)),
     keys.checkpoint_manifest(1, keys.unfinished_prefix(MINE)),
     f"{keys.PROBE}{DIGEST}",
 )
-OLD: Final = DELETED[0]
+OLD: Final = keys.payload(1, OTHERS, DIGEST)
 EXISTING: Final = (
     keys.RUN,
     keys.code("0" * 64),
@@ -176,6 +176,9 @@ FORBIDDEN: Final[dict[str, Callable[[Replica], object]]] = {
     "overwrite its own contribution": lambda job: job.store().replace(keys.contribution(0, 0, MINE), b"x"),
     "delete a commit": lambda job: job.store().delete(keys.commit(0)),
     "delete its own contribution": lambda job: job.store().delete(keys.contribution(0, 0, MINE)),
+    "delete another's payload": lambda job: job.store().delete(keys.payload(1, OTHERS, DIGEST)),
+    "overwrite another's payload": lambda job: job.store().replace(keys.payload(1, OTHERS, DIGEST), b"x"),
+    "send another's payload": lambda job: job.store().create(keys.payload(2, OTHERS, DIGEST), b"x"),
     "delete run.json": lambda job: job.store().delete(keys.RUN),
     "delete a pin": lambda job: job.store().delete(keys.pin(1)),
     "quarantine a record": lambda job: job.store().create(keys.quarantined(keys.commit(0), "0" * 64), b"x"),
@@ -209,7 +212,6 @@ def aws_call(service: str, operation: str, **parameters: Any) -> Callable[[Repli
 
 FORBIDDEN_ON_AWS: Final = {
     "overwrite a checkpoint": lambda job: job.store().replace(keys.checkpoint_manifest(0), b"x"),
-    "send another's payload": lambda job: job.store().create(keys.payload(2, OTHERS, DIGEST), b"x"),
     "delete an old version": aws_call("s3", "delete_object", Bucket="acme-runs", Key=f"{PREFIX}/{OLD}", VersionId="1"),
     "change the bucket's policy": aws_call("s3", "delete_bucket_policy", Bucket="acme-runs"),
     "list roles": aws_call("iam", "list_roles"),

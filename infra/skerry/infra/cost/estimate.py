@@ -55,6 +55,8 @@ _WRITES: Final = 15
 _READS: Final = 12
 _READS_PER_REPLICA: Final = 6
 _WRITES_PER_SAVE: Final = 3
+# As in `checkpointing.garbage_collector`.
+_COLLECTORS: Final = 8
 _HEARTBEAT_S: Final = 5.0
 
 
@@ -173,7 +175,8 @@ class Volume:
     def stored_bytes(self) -> float:
         """The contents of the store while garbage is collected."""
         faults = self.spec.faults
-        rounds = faults.keep_checkpoints * faults.checkpoint_every
+        # Each replica deletes its own payloads, as so many do at each checkpoint in rotation.
+        rounds = (faults.keep_checkpoints + math.ceil(self.replicas / _COLLECTORS)) * faults.checkpoint_every
         return (
             (faults.keep_checkpoints + 1) * self.checkpoint_bytes
             + rounds * self.replicas * self.contribution_bytes

@@ -1,6 +1,6 @@
 """Brings back the payloads and checkpoints of a run that were deleted, if its bucket keeps deleted objects.
 
-Replicas may delete both, because they collect garbage; so a compromised replica can delete all of them. None can delete
+Replicas collect garbage, so a compromised replica can delete all checkpoints and its own payloads. None can delete
 what the bucket keeps (`undelete_days` of a spec).
 """
 

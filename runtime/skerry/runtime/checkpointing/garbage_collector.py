@@ -4,20 +4,25 @@
 contributions, members, receipts, outcomes) are never deleted: a deleted id could be decided twice. Payloads stay while
 a kept checkpoint or a live member still needs them. An object's age is how long ago this replica saw its round close,
 by its own monotonic clock: a file server's clock may jump. Several collectors at once are harmless: they delete the
-same objects, and an absent object is success. Decision 0003.
+same objects, and an absent object is success. Every replica deletes its own payloads, because its role may allow no
+others; those of a slot that is gone are deleted by the writer of a checkpoint, if the store allows it. Decisions 0003
+and 0053.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime.daemon_executors import BackgroundThreads
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest
+from skerry.runtime.store.retrying import apart
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
@@ -38,6 +43,10 @@ _PAYLOADS: Final = (keys.PAYLOADS,)
 _GONE: Final = frozenset({"finished", "left", "failed"})
 # Every so many listings begin at round 0 again, because an upload may finish after its round was swept.
 _FROM_THE_START: Final = 16
+# For one request about the objects of a slot that is gone, on which no round waits.
+_CALL_S: Final = 10.0
+# Replicas that collect their own payloads at the same checkpoint: each of them reads all heartbeats.
+_COLLECTORS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +177,10 @@ class GarbageCollector:
         self._newest_closed = 0
         self._swept = 0
         self._listings = 0
+        self._skipped = 0
         self._blocked_by: str | None = None
+        self._refused: set[str] = set()  # slots whose payloads this replica may not delete
+        self._live_before: frozenset[str] = frozenset()  # at the last listing in turn
 
     def note_closed(self, rounds: int) -> None:
         """Takes note that so many rounds are closed now. Until a round is noted, its objects stay."""
@@ -179,14 +191,31 @@ class GarbageCollector:
             self._old_before = max(self._old_before, self._closed.popleft()[1])
 
     def collect(self, settled: int | None = None) -> SweepResult:
-        """Deletes what is removable, and reports it. Call it after a checkpoint became complete.
+        """Deletes old checkpoints and payloads, its own and those of slots that are gone, and reports it.
 
-        settled: the state after so many rounds is known to be equal. The newest checkpoint of at most so many rounds
-        stays with all payloads since, because replicas whose states differ recompute them from there.
+        Call it after this replica has written a checkpoint. settled: the state after so many rounds is known to be
+        equal. The newest checkpoint of at most so many rounds stays with all payloads since, because replicas whose
+        states differ recompute them from there.
 
         Costs a listing of checkpoints, pins and heartbeats, and one of payloads if a round may have become garbage.
-        Raises the store's errors; the next call deletes the rest.
+        Raises the store's errors; the next call deletes the rest. A refusal to delete payloads of another slot is no
+        error: they stay, and are not tried again.
         """
+        return self._collect(settled, in_turn=True)
+
+    def collect_own(self, members: Sequence[str], settled: int | None = None) -> SweepResult:
+        """Deletes its own payloads as `collect` does. Call it when another of the members writes a checkpoint.
+
+        Of many members only some do so at the same checkpoint; all do in rotation.
+        """
+        self._skipped += 1
+        slot = self._presence.slot
+        number = members.index(slot) if slot in members else 0
+        if (self._skipped + number) % math.ceil(len(members) / _COLLECTORS):
+            return SweepResult(0, 0)
+        return self._collect(settled, in_turn=False)
+
+    def _collect(self, settled: int | None, *, in_turn: bool) -> SweepResult:
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
         complete = self._needed_checkpoints(checkpoints, settled)
@@ -199,15 +228,19 @@ class GarbageCollector:
         needed = first_needed(complete, live, self._retention)
         observed_rounds = ObservedRounds(
             complete=complete,
-            checkpoints=checkpoints,
-            payloads=self._payloads(needed),
-            pins=frozenset(round_number for round_number, _ in _by_round(store.list(keys.PINS))),
+            checkpoints=checkpoints if in_turn else (),
+            payloads=self._payloads(needed, frozenset(live) if in_turn else None),
+            pins=frozenset(round_number for round_number, _ in _by_round(store.list(keys.PINS) if in_turn else ())),
             live=live,
             old_before=self._old_before,
             initial=self._initial(),
         )
         deleted = self._delete(removable(observed_rounds, self._retention))
-        remaining = [n for n, entry in _by_round(observed_rounds.payloads) if n < needed and entry.key not in deleted]
+        remaining = [
+            number
+            for number, entry in _by_round(observed_rounds.payloads)
+            if number < needed and entry.key not in deleted and _slot_of(entry) not in self._refused
+        ]
         self._swept = min(remaining, default=max(self._swept, needed))
         swept = SweepResult(len(deleted), sum(deleted.values()))
         behind = {slot: n for slot, n in live.items() if n < complete[-1]}
@@ -245,35 +278,57 @@ class GarbageCollector:
             self._parts[0] = _parts(self._log.store, 0)
         return frozenset(self._parts[0] or ())
 
-    def _payloads(self, needed: int) -> list[Entry]:
-        """Lists payloads from the first round that is not swept; empty if no round can have become garbage since."""
+    def _payloads(self, needed: int, live: frozenset[str] | None) -> list[Entry]:
+        """Lists payloads from the first round that is not swept; empty if no round can have become garbage since.
+
+        live: the slots that are alive: only of the others, and of this one. None: only of this one.
+        """
         if needed <= self._swept:
             return []
-        first = 0 if self._listings % _FROM_THE_START == 0 else self._swept
-        self._listings += 1
-        store = self._log.store
-        return [entry for folder in _PAYLOADS for entry in store.list(folder, after=keys.start_after(folder, first))]
+        first = self._swept
+        if live is not None:
+            if self._listings % _FROM_THE_START == 0 or self._live_before - live:
+                first = 0
+            self._listings += 1
+            self._live_before = live
+        store, own = self._log.store, self._presence.slot
+        listed = (store.list(folder, after=keys.start_after(folder, first)) for folder in _PAYLOADS)
+        return [
+            entry
+            for _, entry in _by_round(chain.from_iterable(listed))
+            if (slot := _slot_of(entry)) == own or (live is not None and slot not in live | self._refused)
+        ]
 
     def _delete(self, removal: Removable) -> dict[str, int]:
         """Deletes, and returns the deleted keys with their sizes."""
         return self._delete_all(removal.first) | self._delete_all(removal.then)
 
     def _delete_all(self, entries: Sequence[Entry]) -> dict[str, int]:
-        store = self._log.store
-
-        def delete(entry: Entry) -> bool:
-            if self._stop.is_set():
-                return False
-            store.delete(entry.key)
-            return True
-
-        streams = min(store.profile.streams, len(entries))
+        streams = min(self._log.store.profile.streams, len(entries))
         if streams <= 1:
-            done = [delete(entry) for entry in entries]
+            done = [self._delete_one(entry) for entry in entries]
         else:
             with BackgroundThreads(streams, "delete") as pool:
-                done = list(pool.map(delete, entries))
+                done = list(pool.map(self._delete_one, entries))
         return {entry.key: entry.size for entry, deleted in zip(entries, done, strict=True) if deleted}
+
+    def _delete_one(self, entry: Entry) -> bool:
+        """Returns True if the object is deleted; False after a stop, and if it is another slot's and refused."""
+        if self._stop.is_set():
+            return False
+        slot = _slot_of(entry)
+        if slot in {None, self._presence.slot}:
+            self._log.store.delete(entry.key)
+            return True
+        if slot in self._refused:
+            return False
+        try:
+            # A role for each slot allows no deletion of others' payloads: that is no outage.
+            apart(self._log.store, _CALL_S).delete(entry.key)
+        except Unauthorized:
+            self._refused.add(str(slot))
+            return False
+        return True
 
     def _report(self, swept: SweepResult, needed: int, behind: Mapping[str, int]) -> None:
         """Emits an event if objects were deleted, or if another replica than last time blocks deletion."""
@@ -311,6 +366,14 @@ def _by_round(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
         except Invalid:
             continue
         yield round_number, entry
+
+
+def _slot_of(entry: Entry) -> str | None:
+    """Returns the slot in the key of a payload; None for an object that all slots share."""
+    try:
+        return keys.slot_of(entry.key)
+    except Invalid:
+        return None
 
 
 def _parts(store: Store, round_number: int) -> Mapping[str, int] | None:

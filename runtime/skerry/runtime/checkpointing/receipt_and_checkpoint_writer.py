@@ -1,12 +1,14 @@
 """Writes a replica's receipt after each round, and in rotation the round's checkpoint; loads checkpoints.
 
 State is captured when it is stable (the caller decides when) and written in the background. The run continues without
-either: a failure is reported, and nothing is retried. After a checkpoint its writer collects garbage.
+either: a failure is reported, and nothing is retried. With each checkpoint its writer collects garbage, and the others
+what is their own.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from skerry.runtime.checkpointing import checkpoint
@@ -152,6 +154,8 @@ class Recorder:
         self._pool.submit(self._write_receipt, receipt, facts.checks)
         if whole.saves:
             self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
+        elif self._train.rank == 0 and self._author(position, checkpoint_every) is not None:
+            self._pool.submit(self._collect, position, in_turn=False)
         if whole.near and self._near is not None:
             self.near_round = position.round
             self._near.save("checkpoints", position.round, position.previous, snapshot)
@@ -262,7 +266,7 @@ class Recorder:
 
     @property
     def is_sound(self) -> bool:
-        """True if no difference is known: only then may others load this replica's state. On rank 0."""
+        """True if no difference is known, so that others may load this replica's state. On rank 0."""
         return self._divergence.diagnosis is None
 
     @property
@@ -329,15 +333,15 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:
-            if saved and self._background.rank == 0:
-                self._collect(position.round, self._collector, self._divergence.settled)
+            if self._background.rank == 0:
+                self._collect(position, in_turn=saved)
 
-    @staticmethod
-    def _collect(round_number: int, collector: GarbageCollector, settled: int | None) -> None:
+    def _collect(self, position: LogPosition, *, in_turn: bool) -> None:
+        collect = self._collector.collect if in_turn else partial(self._collector.collect_own, position.members)
         try:
-            collector.collect(settled)
+            collect(self._divergence.settled)
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
-            _failed("garbage_collection_failed", round_number, error)
+            _failed("garbage_collection_failed", position.round, error)
 
     def _save(self, position: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
         saved = checkpoint.save(

@@ -54,8 +54,8 @@ _ROUND: Final = "?" * 8
 _EXCHANGE: Final = f"{_ROUND}-????"
 # Every replica may create these, all with the same effect; the second create is refused.
 _SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.ROLL_UPS, keys.PROBE)
-# Garbage collection and the start-up check delete these, also those of other replicas.
-_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
+# Garbage collection and the start-up check delete these, also those of other replicas: their keys have no slot.
+_COLLECTED: Final = (keys.CHECKPOINTS, keys.PROBE)
 MIRROR_SPENT: Final = "spent/"
 """Counts of the bytes that each slot has copied: the only objects of a mirror that are replaced."""
 MIRROR_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE)
@@ -157,7 +157,7 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
         Statement(sid="ReplaceHeartbeat", actions=("s3:PutObject",), resources=on(*heartbeats)),
         Statement(sid="CreateShared", actions=("s3:PutObject",), resources=on(*shared), conditions=_CREATES),
         Statement(sid="AbortUploads", actions=("s3:AbortMultipartUpload",), resources=on(*bulk)),
-        Statement(sid="CollectGarbage", actions=("s3:DeleteObject",), resources=on(*collected, *saves)),
+        Statement(sid="CollectGarbage", actions=("s3:DeleteObject",), resources=on(*collected, *payloads, *saves)),
     )
 
 

@@ -40,8 +40,8 @@ ANY: Final = "{part}"
 
 # Every replica may create these, all with the same effect; the second create is refused.
 _SHARED: Final = (keys.EXCHANGES, keys.COMMITS)
-# Garbage collection and the start-up check delete these, also those of other replicas.
-_COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
+# Garbage collection and the start-up check delete these, also those of other replicas: their keys have no slot.
+_COLLECTED: Final = (keys.CHECKPOINTS, keys.PROBE)
 # A prefix is put into expressions unchanged: these characters have a meaning there.
 _SPECIAL: Final = frozenset("*?$\"'\\{}\n")
 
@@ -154,7 +154,8 @@ class _Name:
     def written(self) -> tuple[str, ...]:
         """The objects that only it replaces or deletes."""
         beat = f"{keys.HEARTBEATS}{self.text}" + ("" if self.is_group else ".json")
-        return (beat, self._folder(keys.PRIVATE), self._folder(keys.UNFINISHED))
+        payloads = self._folder(f"{keys.PAYLOADS}{ANY}/")
+        return (beat, payloads, self._folder(keys.PRIVATE), self._folder(keys.UNFINISHED))
 
     def _folder(self, folder: str) -> str:
         return f"{folder}{self.text}" if self.is_group else f"{folder}{self.text}/"
