@@ -187,7 +187,7 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
             screen.view(summary.view)
         verdict = _verdict(launch.store, summary, story, rounds, _exported(launch.store, spec))
     if not console.is_terminal:  # there the last drawing stays
-        console.print(RunScreen(view=summary.view, events=False))
+        console.print(RunScreen(view=summary.view))
     for line in run_text.summary_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_in_words(verdict), soft_wrap=True, markup=False)

@@ -95,6 +95,12 @@ def test_low_screen_shows_replicas_that_need_attention_first(view: RunView) -> N
     assert any("ValueError: bad sample" in line for line in wide)
 
 
+def test_low_screen_has_replicas_and_events(view: RunView) -> None:
+    lines = [line.plain for line in RunScreen(view=replace(view, replicas=view.replicas[:2]), height=16).lines(80)]
+    assert [line.split()[0] for line in lines if line.startswith("batch-")] == ["batch-0", "batch-1"]
+    assert sum("closed with 4 of 6" in line for line in lines) == 2
+
+
 def test_narrow_terminal_gets_lines_of_text(view: RunView) -> None:
     lines = drawn(view, MIN_WIDTH - 1, 24)
     assert lines[0].startswith("tiny-gpt: 128 of 200 rounds done")

@@ -29,7 +29,7 @@ from skerry.infra.local.up_destroy_events import (
     UntrackedProcess,
 )
 from skerry.infra.observe.participation import Figures, Participation, ReplicaParticipation
-from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
+from skerry.infra.observe.run_view import Agreement, ReplicaView, RunEvent, RunView
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.target_and_store_interfaces import JobView
 from skerry.infra.run.executor import Ending, ReplicaHandle
@@ -143,6 +143,13 @@ def test_terminal_shows_the_run_below_the_lines_of_its_replicas() -> None:
     last = text[text.rindex("round 12 of 40") :]
     for word in ("replica", "tok/s", "waits for", "a-0", "a-1", "not seen", "silent 1 m 01 s", "DIFFERENT"):
         assert word in last
+
+
+def test_screen_of_up_shows_the_last_events_below_the_replicas() -> None:
+    event = RunEvent(at=0.0, about="round 11", text="closed with 1 of 3; abstained: a-1 (NaN in 'w')", bad=True)
+    text = shown(console_of(), replace(VIEW, events=(event,)), LogLines(slot="a-0", lines=("hello",)))
+    last = text[text.rindex("round 12 of 40") :]
+    assert last.index("a-2") < last.index("round 11  closed with 1 of 3; abstained: a-1 (NaN in 'w')")
 
 
 def test_dumb_terminal_gets_plain_lines() -> None:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.infra.runs import environment, write_spec
+from tests.kit.records import receipt
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
@@ -131,6 +132,31 @@ def test_unreadable_store_is_reported_once_and_read_again(fleet: Fleet) -> None:
     assert lines[0] == "skerry: cannot read the store: 503 slow down; trying again"
     assert lines[1].startswith("skerry: 8 of 8 rounds done")
     assert clock.pauses == [2.0, 2.0]
+
+
+def test_lines_of_a_watch_name_a_replica_that_becomes_late(fleet: Fleet) -> None:
+    clock, console = FakeClock(), Console(file=io.StringIO(), width=120, force_terminal=False)
+    rounds = iter(range(4, 8))
+
+    def train() -> None:
+        if (number := next(rounds, None)) is None:
+            return
+        fleet.train(number, "a-0")
+        fleet.store.create(
+            keys.receipt(number, "a-1"), receipt("a-1", number, run=fleet.nonce, contributed=False).to_bytes()
+        )
+        fleet.replicas["a-0"].presence.enter("train", round_number=number + 1)
+        if number == 7:
+            for slot in SLOTS:
+                fleet.end(slot)
+                fleet.replicas[slot].presence.stop("finished")
+
+    clock.on_pause = train
+    observer = Observer(fleet.store, RunSettings(first=fleet.replicas["a-0"].log.run), clock, sparing=True)
+    Watching(observer, clock, lambda view: spending(view, lambda _: None), 2.0).until_over(console, as_json=False)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line for line in console.file.getvalue().splitlines() if "warning" in line]
+    assert lines == ["skerry: warning: a-1 is missing since round 4: it came too late for round 4"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.kit.protocol import Replica, draft, policy, run_record, start_replica
@@ -13,9 +14,8 @@ from skerry.runtime.log import keys
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from skerry.runtime.log.run_record import Run
+    from skerry.runtime.store import Store
 
 SLOTS = ("a-0", "a-1")
 
@@ -23,8 +23,10 @@ SLOTS = ("a-0", "a-1")
 class Fleet:
     """Two replicas of a run, by default of eight rounds; each round is closed by those that take part in it."""
 
-    def __init__(self, folder: Path, run: Run | None = None) -> None:
-        self.store, self.clock = DirectoryStore(folder), FakeClock()
+    def __init__(self, place: Path | Store, run: Run | None = None) -> None:
+        """place: a folder, or the store of the run."""
+        self.store: Store = DirectoryStore(place) if isinstance(place, Path) else place
+        self.clock = FakeClock()
         self.run = run or run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
         self.replicas = {slot: self.start(slot) for slot in SLOTS}
         self.nonce = self.replicas["a-0"].log.run.nonce

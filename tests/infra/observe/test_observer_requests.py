@@ -15,7 +15,8 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Decision, Share, Telemetry
+from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry, digest_of
+from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,24 +32,27 @@ NEXT_SETTINGS = keys.settings(1)
 class Large:
     """A run of `replicas` replicas and its observer."""
 
-    def __init__(self, replicas: int = 64) -> None:
+    def __init__(self, replicas: int = 64, *, sparing: bool = False) -> None:
         self.clock = FakeClock()
         self.clock.advance(0.5)  # whole seconds may be those of a listing
         self.store = CountingStore(self.clock)
         self.slots = tuple(f"a-{index}" for index in range(replicas))
         run = run_record(self.clock, nonce=RUN, slots=self.slots, rounds=100, sync_every=10)
-        self.observer = Observer(self.store, RunSettings(first=run), self.clock)
+        self.observer = Observer(self.store, RunSettings(first=run), self.clock, sparing=sparing)
         self.sequence = 0
 
     def put(self, key: str, record: Record) -> None:
         self.store.replace(key, record.to_bytes())
+
+    def join(self, slot: str, number: int) -> None:
+        self.put(keys.member(slot, number), member(slot, number))
 
     def beat(self, *slots: str, **changes: object) -> None:
         self.sequence += 1
         for slot in slots or self.slots:
             self.put(keys.heartbeat(slot), heartbeat(slot, sequence=self.sequence, **changes))
 
-    def close(self, number: int) -> None:
+    def close(self, number: int, settings: str | None = None) -> None:
         telemetry = Telemetry(loss=5.0 - number)
         shares = tuple(Share(slot=slot, contribution="d" * 64, weight=1.0) for slot in self.slots)
         decision = Decision(
@@ -61,6 +65,7 @@ class Large:
             members=shares,
             proposer="a-0",
             nonce="e" * 32,
+            settings=settings,
         )
         for slot in self.slots:
             self.put(keys.contribution(number, 0, slot), contribution(slot, round=number, telemetry=telemetry))
@@ -77,8 +82,101 @@ class Large:
         return len(self.store.read_keys) + self.store.listings
 
 
+def watched(replicas: int) -> Large:
+    """A watched run that has closed its first round."""
+    large = Large(replicas, sparing=True)
+    for slot in large.slots:
+        large.join(slot, 0)
+    large.close(0)
+    large.beat(round=1)
+    large.look()
+    return large
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 8])
+@pytest.mark.parametrize("beats_each_look", [False, True])
+def test_watched_look_makes_at_most_two_requests_a_replica(replicas: int, *, beats_each_look: bool) -> None:
+    large, requests, rounds = watched(replicas), 0, range(1, 7)
+    for number in rounds:
+        for look in range(10):  # 22.5 s: a heartbeat comes at least every 5 s, and when a round begins
+            if look == 0:
+                large.close(number)
+            if look % 2 == 0 or beats_each_look:
+                large.beat(round=number + 1, tokens=large.sequence * 100)
+            requests += large.look()
+            assert large.view.closed == number + 1
+    assert requests <= 2 * replicas * 10 * len(rounds)
+    assert [loss for _, loss in large.view.losses] == [5.0 - number for number in range(7)]
+    assert large.view.agreement is not None
+    assert (large.view.agreement.round, len(large.view.agreement.slots)) == (6, replicas)
+
+
+def test_watched_look_lists_the_heartbeats_only_until_something_is_due() -> None:
+    large = watched(2)
+    large.look()  # for receipts that were late
+    assert (large.look(), large.store.read_keys) == (1, [])
+    large.beat("a-1", round=1, inner_step=3)
+    assert (large.look(), large.store.read_keys) == (2, [keys.heartbeat("a-1")])
+    large.clock.advance(60)
+    large.beat(round=1)  # else they would be silent
+    assert large.look() == 6 + 2
+    assert large.store.read_keys == [NEXT_SETTINGS, *map(keys.heartbeat, large.slots)]
+
+
+def test_watched_look_finds_unannounced_records_within_a_minute() -> None:
+    large = watched(2)
+    large.close(1)
+    closed: list[int] = []
+    while not closed or closed[-1] == 1:
+        large.look()
+        closed.append(large.view.closed)
+    assert 2.25 * len(closed) <= 60 + 2.25
+
+
+def test_watched_look_finds_a_restart_and_both_kinds_of_end_at_once() -> None:
+    large = watched(2)
+    large.put(keys.outcome("a-1", 0), outcome("a-1", 0, status="retry", reason="OSError: disk full"))
+    large.clock.advance(1)
+    large.join("a-1", 1)
+    large.beat("a-1", incarnation=1, phase="joining")
+    large.look()
+    assert [event.text for event in large.view.events if event.about == "a-1"] == [
+        "start 2",
+        "ended and may be started again: OSError: disk full",
+        "started",
+    ]
+    # The process ends some seconds after its last heartbeat, and then its end is recorded.
+    large.beat("a-1", incarnation=1, phase="finished")
+    large.look()
+    large.put(keys.outcome("a-1", 1), outcome("a-1", 1))
+    large.look()
+    assert large.view.replicas[1].outcome == "done"
+    # A killed one sends no last heartbeat.
+    large.put(keys.outcome("a-0", 0), outcome("a-0", 0, status="failed", reason="killed"))
+    for _ in range(5):
+        large.look()
+    assert large.view.replicas[0].outcome == "failed"
+
+
+def test_watched_look_reads_settings_that_a_decision_names() -> None:
+    large = watched(2)
+    change = Settings(
+        run=RUN, number=1, previous=GENESIS, from_round=1, rounds=200, work=None, outer_lr=0.5, outer_momentum=0.9,
+        by="ada", created="",
+    )  # fmt: skip
+    large.put(NEXT_SETTINGS, change)
+    large.look()
+    assert large.view.rounds == 100
+    large.close(1, digest_of(change.to_bytes()))
+    large.beat(round=2)
+    large.look()
+    large.look()
+    assert large.view.rounds == 200
+    assert large.store.read_keys[0] == NEXT_SETTINGS
+
+
 def test_look_at_64_replicas_makes_at_most_75_requests() -> None:
-    large = Large()
+    large = Large(sparing=True)
     large.beat()
     large.close(0)
     assert large.look() > 3 * 64, "the first look reads everything"
@@ -86,7 +184,7 @@ def test_look_at_64_replicas_makes_at_most_75_requests() -> None:
     for number in range(1, 5):
         large.close(number)
         for _ in range(10):
-            large.beat(tokens=large.sequence * 100)
+            large.beat(round=number + 1, tokens=large.sequence * 100)
             requests.append(large.look())
     assert max(requests) <= 75
     assert min(requests) > 64, "each heartbeat has changed"
@@ -144,7 +242,7 @@ def test_records_of_a_round_are_read_once_and_late_ones_later() -> None:
 def test_starts_and_ends_are_read_once() -> None:
     large = Large(1)
     for number in range(3):
-        large.put(keys.member("a-0", number), member("a-0", number))
+        large.join("a-0", number)
     large.look()
     assert keys.member("a-0", 0) not in large.store.read_keys, "the first look reads the last start only"
     assert large.view.replicas[0].starts == 3

@@ -25,11 +25,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.observe.participation import ReplicaParticipation
+    from skerry.infra.observe.run_view import RunView
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path / "run")
+
+
+class Followed:
+    """An observer of a fleet, and the lines of its follower."""
+
+    def __init__(self, fleet: Fleet, *, is_new: bool = True) -> None:
+        self.observer = Observer(fleet.store, RunSettings(first=fleet.replicas["a-0"].log.run), fleet.clock)
+        self.follower = ParticipationFollower(self.observer, is_new=is_new)
+        self.lines: list[str] = []
+
+    def look(self) -> RunView:
+        view = self.observer.view()
+        self.lines += self.follower.look()
+        return view
+
+    def finish(self) -> list[str]:
+        """All lines, after two looks that find no further round."""
+        self.look()
+        self.look()
+        return self.lines
 
 
 def part_of(fleet: Fleet, slot: str) -> ReplicaParticipation:
@@ -111,8 +132,7 @@ def change_slots(fleet: Fleet, *slots: str) -> None:
 
 
 def test_replica_is_expected_in_the_rounds_for_which_the_log_names_it(fleet: Fleet) -> None:
-    follower, lines = ParticipationFollower(fleet.store, fleet.run, is_new=True), list[str]()
-    watched = Observer(fleet.store, RunSettings(first=fleet.replicas["a-0"].log.run), fleet.clock)
+    followed = Followed(fleet)
     for number in range(8):
         if number == 1:
             change_slots(fleet, "a-0", "b-0")
@@ -123,9 +143,8 @@ def test_replica_is_expected_in_the_rounds_for_which_the_log_names_it(fleet: Fle
         for slot in fleet.replicas.keys() - {"a-0"}:
             ahead, behind = fleet.replicas["a-0"], fleet.replicas[slot]
             behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
-        lines += follower.look(number + 1)
-        view = watched.view()
-    lines += follower.finish(8)
+        view = followed.look()
+    lines = followed.finish()
     # Round 1 is the first whose decision names the first change, and round 5 that of the second.
     of_slots = {"a-0": (8, ()), "a-1": (2, (1,)), "b-0": (4, (2, 3))}
     for taken in (participation(read_log(fleet.store)), read_participation(fleet.store)):
@@ -231,8 +250,8 @@ def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:
 
 
 def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fleet) -> None:
-    follower, lines = ParticipationFollower(fleet.store, fleet.run), list[str]()
-    lines += follower.look(0)
+    followed = Followed(fleet, is_new=False)
+    followed.look()
     for number in range(8):
         fleet.train(number, *(SLOTS[:1] if number in {2, 3, 6} else SLOTS))
         if number == 2:
@@ -241,20 +260,19 @@ def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fle
         ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
         behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
         # Rounds 6 and 7 close between two looks.
-        lines += follower.look(number + 1) if number != 6 else []
-    lines += follower.look(8)
-    assert lines == [
+        if number != 6:
+            followed.look()
+    assert followed.finish() == [
         "a-1 is missing since round 2: NaN in parameter 'w' (round 2)",
         "a-1 takes part again in round 4, after 2 missed rounds",
         "a-1 missed round 6",
     ]
-    assert follower.look(8) == []
+    assert len(followed.finish()) == 3
 
 
 def follow(fleet: Fleet, late: frozenset[int], rounds: int) -> list[str]:
     """The lines about a-1, which comes too late for some rounds."""
-    follower = ParticipationFollower(fleet.store, fleet.run, is_new=True)
-    lines: list[str] = []
+    followed = Followed(fleet)
     for number in range(rounds):
         fleet.train(number, *(SLOTS[:1] if number in late else SLOTS))
         if number in late:
@@ -262,8 +280,8 @@ def follow(fleet: Fleet, late: frozenset[int], rounds: int) -> list[str]:
             fleet.store.create(keys.receipt(number, "a-1"), record.to_bytes())
         ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
         behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
-        lines += follower.look(number + 1)
-    return [line for line in lines + follower.finish(rounds) if line.startswith("a-1")]
+        followed.look()
+    return [line for line in followed.finish() if line.startswith("a-1")]
 
 
 def test_replica_that_is_often_late_is_warned_of_once_with_the_remedy(fleet: Fleet) -> None:
@@ -289,23 +307,23 @@ def test_replica_that_is_missing_for_good_after_absences_is_warned_of(fleet: Fle
 
 
 def test_follower_warns_at_the_end_of_rounds_that_no_look_has_read(fleet: Fleet) -> None:
-    follower = ParticipationFollower(fleet.store, fleet.run, is_new=True)
+    followed = Followed(fleet)
     fleet.train(0, *SLOTS)
     fleet.train(1, "a-0")
 
-    (line,) = follower.finish(2)
+    (line,) = followed.finish()
     assert line.startswith("a-1 is missing since round 1: it has no record of its end")
-    assert follower.finish(2) == []
+    assert followed.finish() == [line]
 
 
 def test_follower_warns_once_of_a_replica_that_is_often_cut_short(fleet: Fleet) -> None:
-    follower = ParticipationFollower(fleet.store, fleet.run)
-    lines = [*follower.look(0)]
+    followed = Followed(fleet, is_new=False)
+    followed.look()
     for number in range(6):
         fleet.train(number, "a-0", share=0.5)
         fleet.replicas["a-1"].round = number
-        lines += follower.look(number + 1)
-    assert [line for line in lines if line.startswith("a-0")] == [
+        followed.look()
+    assert [line for line in followed.finish() if line.startswith("a-0")] == [
         (
             "a-0: 3 of its contributions are of less than a whole round; it is slower than the others, or evaluates in "
             "its loop: put that within `with replica.evaluating():`, or raise `faults.grace`"

@@ -11,8 +11,10 @@ from skerry.infra.cli.supervisor_output_text import is_shown, log_line
 from skerry.infra.deploy.deployment_jobs import list_jobs, read_jobs, read_log
 from skerry.infra.deploy.read_clouds import find_run_store, read_move
 from skerry.infra.deploy.restart_lost import LostJobRestarter
+from skerry.infra.local.up_destroy_events import RoundsMissed
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.read_participation import ParticipationFollower
 from skerry.infra.provision.handler import Condition
 from skerry.infra.run.run_record import load_settings
 from skerry.infra.spec_and_store_errors import in_short
@@ -57,6 +59,7 @@ class Watch:
         self._deployment = deployment
         self._resolved = resolved
         self._observer: Observer | None = None
+        self._follower: ParticipationFollower | None = None
         self.move: Move | None = None
         """The place at which the run went on by itself, at the last look."""
         self._printed: dict[str, str] = {}
@@ -101,7 +104,9 @@ class Watch:
             self.move, self._observer = move, None
         store = find_run_store(self._deployment) if self._observer is None else None
         if store is not None and (settings := load_settings(store)) is not None:
-            self._observer = Observer(store, settings, self._deployment.clock, read_history(store))
+            history = read_history(store)
+            self._observer = Observer(store, settings, self._deployment.clock, history, sparing=True)
+            self._follower = ParticipationFollower(self._observer, is_new=not history.rounds)
         return None if self._observer is None else self._observer.view()
 
     def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:
@@ -109,6 +114,8 @@ class Watch:
         pairs, view = list_jobs(self._deployment), self._view()
         if view is not None:
             screen.view(view)
+            for text in () if self._follower is None else self._follower.look():
+                screen.report(RoundsMissed(text=text))
         jobs = [job for _, job in pairs]
         print_lines(self._changed(jobs), console)
         if view is not None and view.finished:

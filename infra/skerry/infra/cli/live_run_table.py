@@ -108,7 +108,7 @@ class TableScreen:
     def view(self, view: RunView) -> None:
         """Redraw the screen, below the lines of the replicas."""
         money = None if self._money_of is None else self._money_of(view)
-        self._live.update(RunScreen(view=view, spending=money, height=_height(self._console.height), events=False))
+        self._live.update(RunScreen(view=view, spending=money, height=_height(self._console.height)))
 
 
 class EnduringScreen:

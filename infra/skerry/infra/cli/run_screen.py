@@ -51,7 +51,6 @@ class RunScreen:
     view: RunView
     spending: Spending | None = None
     height: int | None = None
-    events: bool = True
     footer: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -81,16 +80,20 @@ def _arranged(screen: RunScreen, width: int, zone: dt.tzinfo | None) -> list[Tex
     rounds = _rounds(view, width, zone) if tall and width >= _WIDE else []
     facts = _facts(view, width, screen.spending, has_time=not rounds)
     end = [legend(), *([Text(screen.footer, style="dim")] if screen.footer else [])]
-    events = _events(view, zone) if screen.events else []
+    events = _events(view, zone)
     if height is None:
         table = replica_rows(view, width, screen.spending, None)
         return _ruled(rule, [head + graphs, table, facts, events[:_EVENTS_MAX], end])
+
+    def room() -> int:
+        rules = sum(map(bool, (rounds, facts, events))) + 1
+        return height - sum(map(len, (head, graphs, facts, rounds, end))) - rules
+
     # On a low screen the least important parts are left out first.
     for part in (rounds, facts, graphs, end):
-        if height - sum(map(len, (head, graphs, facts, rounds, end))) < 2 * _EVENTS_MIN:
+        if room() < 2 * _EVENTS_MIN:
             part.clear()
-    rules = sum(map(bool, (rounds, facts, events))) + 1
-    free = max(2, height - sum(map(len, (head, graphs, facts, rounds, end))) - rules)
+    free = max(2, room())
     table = replica_rows(view, width, screen.spending, max(2, free - min(len(events), _EVENTS_MIN)))
     events = events[: max(0, free - len(table))]
     # On a whole screen the last lines are at its bottom.

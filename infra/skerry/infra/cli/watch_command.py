@@ -28,9 +28,11 @@ from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.supervisor_output_text import note
+from skerry.infra.local.up_destroy_events import RoundsMissed
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import count_parts
+from skerry.infra.observe.read_participation import ParticipationFollower
 from skerry.infra.run.run_record import require_settings
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.clock import SystemClock
@@ -70,7 +72,7 @@ def watch(
         settings = require_settings(store)
         console = Console(stderr=as_json)
         history = _history(store, console)
-        watching = Watching(Observer(store, settings, clock, history), clock, money_of, every)
+        watching = Watching(Observer(store, settings, clock, history, sparing=True), clock, money_of, every)
         if once:
             view = settled_view(watching.observer, clock)
             _show_once(view, money_of(view), as_json=as_json)
@@ -135,8 +137,15 @@ class Watching:
             ) as live:
                 self._loop(lambda _: live.refresh(), lambda _: live.refresh())
         else:
+            screen, follower = PlainScreen(console, self._clock), ParticipationFollower(self.observer)
+
+            def show(view: RunView) -> None:
+                screen.view(view)
+                for text in follower.look():
+                    screen.report(RoundsMissed(text=text))
+
             self._loop(
-                PlainScreen(console, self._clock).view,
+                show,
                 lambda problem: console.print(note(problem, "yellow"), soft_wrap=True),
             )
 

@@ -212,8 +212,8 @@ def launch(
             code_archive.unpack(packed.data, packed.digest, folder)
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
         endings = EndingRecorder(polled, run, clock)
-        follower = ParticipationFollower(polled, run, is_new=not continued)
         observer = Observer(polled, settings, clock, read_history(polled) if continued else None)
+        follower = ParticipationFollower(observer, is_new=not continued)
         expected = {replica.slot for replica in spec.replica_slots}
 
         def look() -> RunView:
@@ -223,13 +223,15 @@ def launch(
                 expected.clear()
                 expected.update(observer.slots)
                 supervisor.expect(_replicas_of(spec, observer.slots, inputs))
-            for text in follower.look(view.closed):
+            for text in follower.look():
                 supervisor.report(RoundsMissed(text=text))
             return view
 
         def finish() -> None:
             endings.write()
-            for text in follower.finish(observer.view().closed):
+            observer.view()
+            observer.view()  # with the receipts of the rounds that the first one has found closed
+            for text in follower.look():
                 callbacks.on_event(RoundsMissed(text=text))
 
         supervisor = _supervisor(

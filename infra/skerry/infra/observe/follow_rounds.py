@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -59,6 +60,8 @@ class RoundFollower:
         self._totals = RunTotals()
         self._final: list[RoundHistory] = []
         self._open: dict[int, _Open] = {}
+        self._listed = 0
+        self._settings_in_use: str | None = None
         known = rounds[: max(0, len(rounds) - reread)]
         for item in known:
             self._finish(item)
@@ -84,8 +87,21 @@ class RoundFollower:
         """The number of records of open rounds that are not read yet."""
         return sum(len(item.wanted) for item in self._open.values())
 
+    @property
+    def settled(self) -> int:
+        """All records of the rounds before this one are read; their receipts were listed after they had closed."""
+        return min([self._listed, *(number for number, item in self._open.items() if item.wanted)])
+
+    def lacks_receipts(self, closed: int) -> bool:
+        """True if receipts were not listed since `closed` rounds are known as closed."""
+        return self._listed < closed
+
+    def has_other_settings(self, settings: RunSettings) -> bool:
+        """True if the newest decision names settings that are not among these."""
+        return self._settings_in_use is not None and self._settings_in_use not in settings.digests
+
     def look(self, settings: RunSettings) -> int:
-        """List commits, decisions and receipts, and read the decisions of new commits. Returns the number of reads.
+        """List the commits, and read the newest one and the decisions of new ones. Returns the number of reads.
 
         settings: the newest, which name the slots of each round.
         The first look at a run of unknown history takes in its last rounds only. Raises Corrupt for a damaged commit.
@@ -100,8 +116,20 @@ class RoundFollower:
             used = self._take_commits(listed[-1].key, listed)
         elif self.closed and self.last_commit is None:
             used = self._take_commits(keys.commit(self.closed - 1), ())
-        self._list_receipts()
         return used
+
+    def list_receipts(self, closed: int) -> None:
+        """List the receipts of open rounds. closed: so many rounds were known as closed before this look."""
+        self._listed = closed
+        if not self._open:
+            return
+        for entry in self._store.list(keys.RECEIPTS, after=keys.receipts_prefix(min(self._open))):
+            try:
+                item = self._open.get(keys.round_of(entry.key))
+            except Invalid:  # a foreign object
+                continue
+            if item is not None and entry.key not in item.receipts:
+                item.wanted[entry.key] = Receipt
 
     def read(self, limit: int | None) -> int:
         """Read contributions and receipts, at most `limit`, those of the newest round first. Returns how many."""
@@ -133,37 +161,31 @@ class RoundFollower:
         for entry in listed:
             if (number := keys.round_of(entry.key)) >= first:
                 self._open[number] = _Open(closed_at=entry.modified or None)
-        return 1 + self._read_decisions(first)
+        return 1 + self._read_decisions(self.last_commit, first)
 
-    def _read_decisions(self, first: int) -> int:
-        listed = self._store.list(keys.EXCHANGES, after=keys.start_after(keys.EXCHANGES, first))
-        decided: list[tuple[int, str]] = []
-        for entry in listed:
-            try:
-                number = keys.round_of(entry.key)
-            except Invalid:  # a foreign object
-                continue
-            if first <= number < self.closed and number in self._open:
-                decided.append((number, entry.key))
+    def _read_decisions(self, commit: Commit, first: int) -> int:
+        """Read the decisions of the rounds from `first` to the commit, whose own keys follow from it."""
+        if first == commit.round:
+            decided = [(first, keys.decision(first, number)) for number in range(len(commit.exchanges))]
+        else:
+            decided = self._list_decisions(first)
         bodies = run_parallel(self._store, len(decided), lambda index: self._store.read(decided[index][1]))
         for (number, key), data in zip(decided, bodies, strict=True):
             decision = self._parsed(Decision, key, data)
             self._open[number].decisions[key] = decision
             if decision is not None:
+                self._settings_in_use = decision.settings
                 members = (keys.contribution(number, decision.exchange, share.slot) for share in decision.members)
                 self._open[number].wanted |= dict.fromkeys(members, Contribution)
         return len(decided)
 
-    def _list_receipts(self) -> None:
-        if not self._open:
-            return
-        for entry in self._store.list(keys.RECEIPTS, after=keys.receipts_prefix(min(self._open))):
-            try:
-                item = self._open.get(keys.round_of(entry.key))
-            except Invalid:  # a foreign object
-                continue
-            if item is not None and entry.key not in item.receipts:
-                item.wanted[entry.key] = Receipt
+    def _list_decisions(self, first: int) -> list[tuple[int, str]]:
+        decided: list[tuple[int, str]] = []
+        for entry in self._store.list(keys.EXCHANGES, after=keys.start_after(keys.EXCHANGES, first)):
+            with suppress(Invalid):  # a foreign object
+                if (number := keys.round_of(entry.key)) in self._open and first <= number < self.closed:
+                    decided.append((number, entry.key))
+        return decided
 
     def _parsed(self, kind: type[R], key: str, data: memoryview | None) -> R | None:
         try:

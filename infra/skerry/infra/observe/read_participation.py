@@ -9,21 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.doctor.findings import NEXT
-from skerry.infra.observe.doctor.read_log import no_records, read_rounds
-from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.infra.observe.history import read_history
-from skerry.infra.observe.participation import count_parts, participation, ranges
+from skerry.infra.observe.participation import count_parts, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from skerry.infra.observe.observer import Observer
     from skerry.infra.observe.participation import Participation, ReplicaParticipation
-    from skerry.runtime.log.run_record import Run
+    from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
     from skerry.runtime.store import Store
 
 # So many absences that begin within so many rounds are one fault, and not one warning each.
 _AGAIN: Final = 3
 _RECENT: Final = 10
+# Rounds within which the receipts of a round are written.
+_RECEIPTS_TRAIL: Final = 2
 
 
 def read_participation(store: Store) -> Participation:
@@ -35,35 +36,39 @@ def read_participation(store: Store) -> Participation:
 class ParticipationFollower:
     """Warns when a replica begins to be missing in rounds, returns, or is cut short again and again. Not thread-safe.
 
-    Follows the rounds that close after its first look, or all rounds of a new run.
+    Follows the rounds that close after its first look, or all rounds of a new run. Reads nothing itself.
     """
 
-    def __init__(self, store: Store, run: Run, *, is_new: bool = False) -> None:
-        self._store = store
-        self._records = no_records(store.uri, run)
-        self._read = self._closed = 0 if is_new else -1
+    def __init__(self, observer: Observer, *, is_new: bool = False) -> None:
+        """observer: has just made a view at every look."""
+        self._observer = observer
+        self._first = self._end = 0 if is_new else -1
+        self._rounds: dict[int, RoundHistory] = {}
         self._before: dict[str, ReplicaParticipation] = {}
 
-    def finish(self, closed: int) -> list[str]:
-        """A line for each change in the rounds that no look has read, after the end of all replicas."""
-        return self.look(closed) + self.look(closed)
-
-    def look(self, closed: int) -> list[str]:
-        """A line for each change in the rounds that were closed at the last look, so that their receipts are written.
-
-        closed: now. Makes five listings if there is a new round, and reads each new record once.
-        """
-        first, end, self._closed = self._read, self._closed, closed
-        if first < 0:
-            self._read = closed
+    def look(self) -> list[str]:
+        """A line for each change in the rounds of which all records were read since the last look."""
+        end, settled = self._end, self._observer.settled
+        if end < 0:
+            self._first = self._end = self._observer.closed
+        if not 0 <= end < settled:
             return []
-        if end <= first:
-            return []
-        self._records = read_rounds(self._store, self._records, first, end)
-        self._read = end
-        replicas = {replica.slot: replica for replica in participation(valid_records(self._records)).replicas}
-        before, self._before = self._before, replicas
-        return [line for slot, now in replicas.items() for line in _changes(before.get(slot), now, last=end - 1)]
+        self._end = settled
+        # A receipt may be later than the next round.
+        for item in self._observer.rounds(max(self._first, end - _RECEIPTS_TRAIL), settled):
+            self._rounds[item.round] = replace(item, replicas=tuple(map(_without_figures, item.replicas)))
+        rounds = [self._rounds[number] for number in sorted(self._rounds)]
+        slots = self._observer.slots_at_start
+        taken = count_parts(slots, rounds, self._observer.starts, self._observer.heartbeats)
+        before, self._before = self._before, {replica.slot: replica for replica in taken.replicas}
+        return [
+            line for slot, now in self._before.items() for line in _changes(before.get(slot), now, last=settled - 1)
+        ]
+
+
+def _without_figures(replica: ReplicaRound) -> ReplicaRound:
+    """Of a long run every round is kept."""
+    return replace(replica, telemetry=None, seconds={})
 
 
 def _changes(before: ReplicaParticipation | None, now: ReplicaParticipation, *, last: int) -> Iterator[str]:

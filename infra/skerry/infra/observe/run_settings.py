@@ -41,6 +41,11 @@ class RunSettings:
         update = {name: getattr(self.changes[-1], name) for name in changeable}
         return self.first.model_copy(update=update | {"slots": self._lists[-1]})
 
+    @property
+    def digests(self) -> list[str]:
+        """Those of the changes, in order, after GENESIS for run.json."""
+        return [*(change.previous for change in self.changes), self.last_digest]
+
     @cached_property
     def named(self) -> frozenset[str]:
         """All slots that were ever expected."""
@@ -73,7 +78,7 @@ class RunSettings:
 
         A damaged decision names nothing.
         """
-        digests = [GENESIS, *(change.previous for change in self.changes[1:]), self.last_digest]
+        digests = self.digests
         begins, sought = list(self.begins), self.sought
         while (known := len(begins)) < len(self.changes):
             if self._lists[known] == self._lists[known + 1]:  # no other slots: its round does not matter

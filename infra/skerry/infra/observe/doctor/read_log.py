@@ -34,8 +34,6 @@ LogRecord: TypeAlias = (
     | records.Pin
 )
 L_co = TypeVar("L_co", bound=records.Record, covariant=True)
-# Rounds within which the receipts of a round are written.
-_RECEIPTS_TRAIL = 2
 
 
 class StoredRecord(NamedTuple, Generic[L_co]):
@@ -136,40 +134,6 @@ def read_log(store: Store) -> RunRecords:
         )
     counted = Counter(stored.record.run for stored in log.log_records())
     return replace(log, nonce=max(counted, key=counted.__getitem__, default="") if log.run is None else log.run.nonce)
-
-
-def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunRecords:
-    """Read the rounds from `first` to before `end`, and new starts and their ends; add them to the earlier records.
-
-    Makes five listings, and reads only records that are not among the earlier ones. For participation: the result has
-    no heartbeats, commits, checkpoints and payloads. Raises what the store raises.
-    """
-    with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="rounds") as pool:
-        reader = _Reader(store, pool)
-
-        def new(folder: str, known: Mapping[str, object], after: str | None = None) -> list[Entry]:
-            return [entry for entry in store.list(folder, after=after) if entry.key not in known]
-
-        def of_rounds(folder: str, known: Mapping[str, object], begin: int) -> list[Entry]:
-            entries = new(folder, known, f"{folder}{begin:08d}")
-            return [entry for entry in entries if _is_record(entry.key) and keys.round_of(entry.key) < end]
-
-        # Receipts are written in the background, some time after their round.
-        receipts = of_rounds(keys.RECEIPTS, earlier.receipts, max(0, first - _RECEIPTS_TRAIL))
-        decisions = of_rounds(keys.EXCHANGES, earlier.decisions, first)
-        contributions = of_rounds(keys.CONTRIBUTIONS, earlier.contributions, first)
-        members = new(keys.MEMBERS, earlier.members)
-        outcomes = new(keys.OUTCOMES, earlier.outcomes)
-        return replace(
-            earlier,
-            settings=None if earlier.settings is None else _newest(store, earlier.settings),
-            members={**earlier.members, **reader.records(records.Member, members)},
-            outcomes={**earlier.outcomes, **reader.records(records.Outcome, outcomes)},
-            contributions={**earlier.contributions, **reader.records(records.Contribution, contributions)},
-            decisions={**earlier.decisions, **reader.records(records.Decision, decisions)},
-            receipts={**earlier.receipts, **reader.records(records.Receipt, receipts)},
-            listed=frozenset({*earlier.listed, *(keys.commit(number) for number in range(first, end))}),
-        )
 
 
 def read_starts(store: Store, run: Run, known: Mapping[str, StartRecord]) -> RunRecords:
