@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from tests.infra.deploy.account import delete_state, queue_of, skerry
 
+from skerry.infra.run import code_archive
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,6 +27,15 @@ def test_plan_is_deterministic_and_writes_nothing(spec: str, skerry_sandbox: San
     assert "${" not in every_setting
     assert skerry_sandbox.calls.writes == []
     assert skerry_sandbox.inventory() == {}
+
+
+def test_plan_shows_the_size_and_digest_of_the_code_and_its_files(spec: str, tmp_path: Path) -> None:
+    (tmp_path / "train" / "data").mkdir()
+    (tmp_path / "train" / "data" / "words.txt").write_bytes(b"x" * 2000)
+    digest = code_archive.pack(tmp_path / "train").digest[:12]
+    assert f"code: 2 files, 2.0 kB, sha256 {digest}; -v lists them\n" in skerry("plan", spec).output
+    output = skerry("plan", spec, "-v").output
+    assert f"code: 2 files, 2.0 kB, sha256 {digest}\n  data/words.txt  2.0 kB\n  train.py  18 bytes\n" in output
 
 
 def test_detailed_exit_code_reports_changes_and_drift(spec: str, skerry_sandbox: Sandbox) -> None:

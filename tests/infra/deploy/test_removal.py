@@ -102,6 +102,19 @@ def test_bucket_of_another_run_must_protect_this_one(spec: str, tmp_path: Path, 
     skerry("plan", str(second))
 
 
+def test_bucket_of_the_user_that_protects_no_records_is_noted(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    s3 = skerry_sandbox.client("s3")
+    policy = s3.get_bucket_policy(Bucket="acme-skerry")["Policy"]
+    skerry("destroy", spec, "--yes", "--data")
+    s3.create_bucket(Bucket="acme-skerry")
+    own = ("plan", spec, "--set", "byo.bucket=true")
+    note = "acme-skerry is yours and does not protect the records of this run, because of its tls_only and protected"
+    assert f"note: aws_bucket.store: {note}" in skerry(*own).output
+    s3.put_bucket_policy(Bucket="acme-skerry", Policy=policy)
+    assert "does not protect" not in skerry(*own).output
+
+
 def test_empty_bucket_of_the_user_is_neither_used_nor_deleted(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry")
     skerry_sandbox.calls.clear()

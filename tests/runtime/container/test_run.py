@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.protocol import run_record
-from tests.kit.stores import HookedStore
+from tests.kit.stores import ForgetfulStore, HookedStore
 from tests.support.clocks import FakeClock
 from tests.support.container import ROOT, ContainerStarts, Signpost, batch, clean_environment, sagemaker
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
-from skerry.runtime.container.code_archive import unpack
+from skerry.runtime.container.code_archive import fetch, unpack
 from skerry.runtime.container.identify_replica import Job, ReplicaSettings, detect_job, read_settings, resolve_contract
 from skerry.runtime.container.run import PERMISSIONS_TIMEOUT_S, command_of, read_run_with_new_permissions
 from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
+from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,18 @@ def test_unpack_refuses_a_hostile_archive_and_leaves_nothing(tmp_path: Path, dat
     with pytest.raises(Corrupt, match="packed code"):
         unpack(data, hashlib.sha256(data).hexdigest(), tmp_path / "in" / "code")
     assert list(tmp_path.rglob("*")) == [tmp_path / "in"]
+
+
+def test_code_that_a_shared_folder_hides_at_first_is_read_again(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = Retrying(ForgetfulStore(clock, 3.0), clock)
+    data = packed((entry("train.py"), b"x"))
+    digest = hashlib.sha256(data).hexdigest()
+    store.create(keys.code(digest), data)
+    fetch(store, digest, tmp_path / "code")
+    assert (tmp_path / "code" / "train.py").read_bytes() == b"x"
+    with pytest.raises(Invalid, match="the run has no code"):
+        fetch(store, hashlib.sha256(b"").hexdigest(), tmp_path / "other")
 
 
 def test_damaged_code_is_not_run(container: ContainerStarts) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.kit.events import logged_events
 
+from skerry.runtime.store import filesystem_type, open_store
 from skerry.runtime.store.directory import PROFILE, SHARED_PROFILE, DirectoryStore
 from skerry.runtime.store.filesystem_type import mount_of
 
@@ -35,6 +37,22 @@ def test_only_nfs_without_the_option_remembers_absence(more: str, *, remembers: 
     mount = mount_of(Path("/mnt/team share/run"), LISTING.replace("{more}", more))
     assert mount is not None
     assert mount.remembers_absence is remembers
+
+
+def test_opening_a_folder_on_such_a_mount_logs_what_to_mount_it_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(filesystem_type, "_MOUNTS", mounts)
+    share = tmp_path / "share"
+    line = f"90 21 0:50 / {share} rw - nfs4 files:/export rw,hard"
+    for option in ("", ",lookupcache=positive"):
+        mounts.write_text(f"{ROOT}\n{line}{option}\n")
+        open_store((share / "runs").as_uri())
+        open_store((tmp_path / "elsewhere").as_uri())
+    (event,) = logged_events(caplog, "mount_remembers_absence")
+    assert (event["uri"], event["mount"]) == ((share / "runs").as_uri(), str(share))
+    assert "lookupcache=positive" in event["why"]
 
 
 def test_local_folder_has_no_patience_with_absence(tmp_path: Path) -> None:

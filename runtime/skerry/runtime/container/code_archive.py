@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.store.retrying import read_existing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ MAX_FILES: Final = 20_000
 
 def fetch(store: Store, digest: str, into: Path) -> None:
     """Unpack the code with this digest at `into`. Raises Invalid if the run has none, Corrupt as `unpack` does."""
-    data = store.read(keys.code(digest))
+    data = read_existing(store, keys.code(digest))  # it was uploaded before the job that names it
     if data is None:
         raise Invalid(
             f"the run has no code {digest[:12]}: no {store.uri}/{keys.code(digest)}; upload it with `skerry up`"
