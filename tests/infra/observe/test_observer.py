@@ -14,6 +14,7 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_view import Agreement
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
+from skerry.runtime.log.run_record import Settings
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class Observed:
     def __init__(self, **changes: object) -> None:
         self.store = MemoryStore()
         self.clock = FakeClock()
-        run = run_record(self.clock, nonce=RUN, slots=SLOTS, rounds=3, **changes)
-        self.observer = Observer(self.store, RunSettings(first=run), self.clock)
+        self.first = run_record(self.clock, nonce=RUN, slots=SLOTS, rounds=3, **changes)
+        self.observer = Observer(self.store, RunSettings(first=self.first), self.clock)
 
     def write(self, *records: LogRecord) -> None:
         for record in records:
@@ -146,3 +147,27 @@ def agreement(round_number: int, *, average: bool = True, state: bool | None = T
 )
 def test_receipts_of_the_newest_common_round_are_compared(receipts: list[Receipt], expected: Agreement | None) -> None:
     assert compare_receipts(SLOTS, receipts) == expected
+
+
+def change(run: Observed, **fields: object) -> None:
+    """Store settings that change these fields of the newest ones, a second later."""
+    run.clock.advance(0.25)
+    settings = RunSettings(first=run.first).read_newer(run.store)
+    values = {name: getattr(settings.now, name) for name in ("rounds", "work", "outer_lr", "outer_momentum", "slots")}
+    record = Settings(
+        run=RUN, number=len(settings.changes) + 1, previous=settings.last_digest, by="ada",
+        created=run.clock.utc_text(), **{"from_round": 2, **values, **fields},
+    )  # fmt: skip
+    run.store.create(keys.settings(record.number), record.to_bytes())
+
+
+def test_changed_settings_are_an_event_from_their_round_on(run: Observed) -> None:
+    run.write(commit(0))
+    change(run, rounds=9, from_round=1)
+    change(run, outer_lr=0.5, outer_momentum=0.8, rounds=9)
+    change(run, rounds=9, outer_lr=0.5, outer_momentum=0.8, slots=("a-0", "b-0", "b-1"))
+    assert [(event.about, event.text) for event in run.view().events if event.about == "settings"] == [
+        ("settings", "adds b-0, b-1, removes a-1 from round 2 on (by ada)"),
+        ("settings", "outer_lr 0.7 to 0.5, outer_momentum 0.9 to 0.8 from round 2 on (by ada)"),
+        ("settings", "rounds 3 to 9 (by ada)"),
+    ]

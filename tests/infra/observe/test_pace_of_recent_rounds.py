@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.kit.protocol import run_record
 from tests.kit.records import outcome
+from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import Start
 from skerry.infra.observe.machine_times import machine_times
@@ -19,8 +21,10 @@ from skerry.infra.observe.pace_of_recent_rounds import (
     time_shares,
 )
 from skerry.infra.observe.run_events import run_events
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
-from skerry.runtime.log.records import Telemetry
+from skerry.runtime.log.records import GENESIS, Telemetry
+from skerry.runtime.log.run_record import Settings
 from skerry.runtime.log.summarize_round import Part, ReplicaRound, RoundHistory
 
 
@@ -156,6 +160,19 @@ def test_hours_of_a_killed_start_end_with_its_last_round() -> None:
 def texts(rounds: list[RoundHistory], *starts: Start, notices: dict[str, tuple[str, float]] | None = None) -> list[str]:
     events = run_events(rounds, recent_rounds(rounds, starts), starts, notices or {})
     return [f"{event.about}: {event.text}" for event in events]
+
+
+@pytest.mark.parametrize(("closed_rounds", "at"), [(2, 1000.0), (3, 1030.0)])
+def test_event_of_settings_is_at_the_close_before_their_first_round(closed_rounds: int, at: float) -> None:
+    run = run_record(FakeClock(), slots=("a-0",))
+    change = Settings(
+        run=run.nonce, number=1, previous=GENESIS, from_round=3, rounds=None, work=None, outer_lr=0.5,
+        outer_momentum=0.9, by="ada", created="1970-01-01T00:16:40+00:00",
+    )  # fmt: skip
+    rounds = [closed(number, replica("a-0")) for number in range(closed_rounds)]
+    events = run_events(rounds, recent_rounds(rounds, ()), (), {}, RunSettings(first=run, changes=(change,)))
+    (event,) = [event for event in events if event.about == "settings"]
+    assert (event.at, event.text) == (at, "outer_lr 0.7 to 0.5 from round 3 on (by ada)")
 
 
 def test_events_name_what_is_new_in_a_round_and_the_last_round() -> None:

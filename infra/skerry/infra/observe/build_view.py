@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.observe.history import Start
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt
     from skerry.runtime.log.run_record import Run
@@ -58,6 +59,7 @@ class LogSnapshot:
     rounds: Sequence[RoundHistory] = ()
     totals: RunTotals = field(default_factory=RunTotals)
     starts: Sequence[Start] = ()
+    settings: RunSettings | None = None
 
 
 def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
@@ -93,6 +95,7 @@ def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
             recent,
             now.starts,
             {view.slot: now.notices[view.slot] for view in replicas if view.at_work and view.slot in now.notices},
+            now.settings,
         ),
     )
 

@@ -159,4 +159,5 @@ class Observer:
             rounds=self._rounds.rounds,
             totals=self._rounds.totals,
             starts=self._starts.starts,
+            settings=self._settings,
         )

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.read_starts import seconds_since_epoch
+from skerry.infra.observe.run_settings import shortened_list
 from skerry.infra.observe.run_view import RunEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.observe.history import Start
+    from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 
 EVENTS: Final = 40
 """Events of a view: more than a screen has lines for."""
-# Slots that an event lists by name.
-_NAMED: Final = 3
 _NO_OUTCOME: Final = "left no record: killed, out of memory or machine lost"
 
 
@@ -26,9 +27,11 @@ def run_events(
     recent: Sequence[RoundView],
     starts: Sequence[Start],
     notices: Mapping[str, tuple[str, float]],
+    settings: RunSettings | None = None,
 ) -> tuple[RunEvent, ...]:
     """The last EVENTS, the newest first. notices: of replicas at work, and when each was first seen."""
     events = [*_of_starts(starts), *_of_rounds(rounds[-len(recent) :] if recent else (), recent)]
+    events += [] if settings is None else _of_settings(settings, rounds)
     events += [RunEvent(at=at, about=slot, text=_line(notice), bad=True) for slot, (notice, at) in notices.items()]
     return tuple(sorted(events, key=lambda event: event.at, reverse=True)[:EVENTS])
 
@@ -57,6 +60,18 @@ def _of_starts(starts: Sequence[Start]) -> Iterator[RunEvent]:
 _ENDS: Final = {"retry": "ended and may be started again", "failed": "failed", "stopped": "stopped"}
 
 
+def _of_settings(settings: RunSettings, rounds: Sequence[RoundHistory]) -> Iterator[RunEvent]:
+    """Each change when it was made, or when the round began from which it holds. Rounds and work count at once."""
+    closed_at = {item.round: item.closed_at for item in rounds}
+    for change, texts in settings.differences:
+        later = texts.keys() - {"rounds", "work"}
+        begins_at = closed_at.get(change.from_round - 1) if later else None
+        at = max(filter(None, (seconds_since_epoch(change.created), begins_at)), default=None)
+        if at is not None:
+            since = f" from round {change.from_round:,} on" if later else ""
+            yield RunEvent(at=at, about="settings", text=f"{', '.join(texts.values())}{since} (by {change.by})")
+
+
 def _of_rounds(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> Iterator[RunEvent]:
     """The rounds in which something differs from the round before, with what is new in them; and the last round."""
     # What lasts since before the first of these rounds is not new in it.
@@ -79,7 +94,7 @@ def _of_rounds(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> I
         cut = [
             f"{replica.slot} with {100 * replica.share:.0f} %" for replica in item.replicas if replica.slot in new.cut
         ]
-        text += f"; ended early: {_named(cut)}" if cut else ""
+        text += f"; ended early: {shortened_list(cut)}" if cut else ""
         text += "; the replicas' bits DIFFER: run `skerry doctor`" if new.differs else ""
         yield RunEvent(
             at=item.closed_at, about=f"round {item.round:,}", text=text, bad=bool(new.missing) or new.differs
@@ -110,13 +125,8 @@ def _missing(replicas: Sequence[ReplicaRound]) -> str:
         reasons = [_line(replica.reason) for replica in of_part if replica.reason]
         if of_part:
             why = f" ({reasons[0]})" if reasons else ""
-            texts.append(f"; {part}: {_named([replica.slot for replica in of_part])}{why}")
+            texts.append(f"; {part}: {shortened_list([replica.slot for replica in of_part])}{why}")
     return "".join(texts)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _line(text: str) -> str:

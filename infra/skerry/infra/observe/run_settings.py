@@ -6,7 +6,7 @@ from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
@@ -14,8 +14,15 @@ from skerry.runtime.log.records import GENESIS, Decision, digest_of
 from skerry.runtime.log.run_record import Settings, slot_lists
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
+
+CHANGEABLE: Final = ("rounds", "work", "outer_lr", "outer_momentum")
+"""The fields of run.json that a change may set, beside the slots."""
+
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +44,22 @@ class RunSettings:
         """The run with the settings of the newest change, whether its round has come or not."""
         if not self.changes:
             return self.first
-        changeable = ("rounds", "work", "outer_lr", "outer_momentum")
-        update = {name: getattr(self.changes[-1], name) for name in changeable}
+        update = {name: getattr(self.changes[-1], name) for name in CHANGEABLE}
         return self.first.model_copy(update=update | {"slots": self._lists[-1]})
 
     @property
     def digests(self) -> list[str]:
         """Those of the changes, in order, after GENESIS for run.json."""
         return [*(change.previous for change in self.changes), self.last_digest]
+
+    @property
+    def differences(self) -> list[tuple[Settings, dict[str, str]]]:
+        """Each change, and what is different since then, by field in words: outer_lr 0.7 to 0.5."""
+        before: list[Run | Settings] = [self.first, *self.changes]
+        return [
+            (change, _values(before[number], change) | _slots(self._lists[number], self._lists[number + 1]))
+            for number, change in enumerate(self.changes)
+        ]
 
     @cached_property
     def named(self) -> frozenset[str]:
@@ -97,3 +112,27 @@ class RunSettings:
                     break
                 begins += [sought] * (digests.index(decision.settings) - known)
         return replace(self, begins=tuple(begins), sought=sought)
+
+
+def shortened_list(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are: a-0, a-1, a-2 and 5 more."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _values(before: Run | Settings, after: Settings) -> dict[str, str]:
+    values = {name: (getattr(before, name), getattr(after, name)) for name in CHANGEABLE}
+    return {name: f"{name} {_shown(old)} to {_shown(new)}" for name, (old, new) in values.items() if old != new}
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _slots(before: Sequence[str], after: Sequence[str]) -> dict[str, str]:
+    parts = [
+        f"{verb} {shortened_list(changed)}"
+        for verb, slots, others in (("adds", after, before), ("removes", before, after))
+        if (changed := [slot for slot in slots if slot not in others])
+    ]
+    return {"slots": ", ".join(parts)} if parts else {}

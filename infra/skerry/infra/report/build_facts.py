@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.run_settings import RunSettings
     from skerry.infra.observe.run_view import ReplicaView, RoundView, RunView
     from skerry.infra.report.facts import State
-    from skerry.runtime.log.run_record import Run, Settings
+    from skerry.runtime.log.run_record import Run
     from skerry.runtime.log.summarize_round import RoundHistory
 
 # A page with more charts is no overview; the export has all of them.
@@ -308,18 +308,10 @@ def _shown(value: object) -> str:
 
 
 def _changes(settings: RunSettings) -> list[str]:
-    lines: list[str] = []
-    before: Run | Settings = settings.first
-    for change in settings.changes:
-        names = ("rounds", "work", "outer_lr", "outer_momentum")
-        parts = [
-            f"{name} {_shown(getattr(before, name)) or 'none'} to {_shown(getattr(change, name)) or 'none'}"
-            for name in names
-            if getattr(before, name) != getattr(change, name)
-        ]
-        lines.append(f"from round {change.from_round:,} on: {', '.join(parts)} (by {change.by}, {change.created})")
-        before = change
-    return lines
+    return [
+        f"from round {change.from_round:,} on: {', '.join(texts.values())} (by {change.by}, {change.created})"
+        for change, texts in settings.differences
+    ]
 
 
 def _codes(codes: Sequence[tuple[str, float]], history: RunHistory) -> tuple[Code, ...]:
