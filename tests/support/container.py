@@ -112,12 +112,14 @@ def batch(index: int | None = 1) -> Cloud:
 class ContainerStarts:
     """Starts the entry point for a run of three slots in a folder. Kills all processes on exit."""
 
-    def __init__(self, folder: Path, *, slots: tuple[str, ...] = ("r-0", "r-1", "r-2")) -> None:
+    def __init__(self, folder: Path, *, slots: tuple[str, ...] = ("r-0", "r-1", "r-2"), **changes: object) -> None:
+        """changes: to run.json."""
         self.folder = folder
         self.ml = folder / "ml"
         self.uri = (folder / "run").as_uri()
         self.store = open_store(self.uri)
-        self.store.create(keys.RUN, run_record(SystemClock(), slots=slots, rounds=2).to_bytes())
+        run = run_record(SystemClock(), slots=slots, rounds=2)
+        self.store.create(keys.RUN, run.model_copy(update=changes).to_bytes())
         self._started: list[subprocess.Popen[bytes]] = []
 
     def pack(self, script: str, name: str = "train.py") -> str:

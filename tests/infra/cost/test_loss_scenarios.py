@@ -86,7 +86,7 @@ def test_status_counts_from_the_round_that_can_be_restored_now(
 def test_peers_and_unfinished_rounds_bound_the_loss_of_a_process() -> None:
     peers = FurtherPlace(to="peers", every="20s", copies=3)
     process, machine, *_ = losses(HOME, [], peers, Faults.model_validate({"keep_unfinished": "5m"}))
-    assert (process.goes_on_from, process.work_lost) == ("its machine and peers", "<= 20s of one replica")
+    assert (process.goes_on_from, process.work_lost) == ("the memory of its machine", "<= 20s of one replica")
     assert process.costs == "3 copies of the state in memory"
     assert (machine.goes_on_from, machine.work_lost) == ("the store", "<= 5m of one replica")
 

@@ -87,7 +87,7 @@ def losses(
         kept = "memory" if peers.memory is not False else "disk"
         process = Loss(
             lost="a process",
-            goes_on_from="its machine and peers",
+            goes_on_from=f"the {kept} of its machine",
             after="its restart",
             work_lost=f"<= {format_duration(peers.time)} of one replica",
             costs=f"{peers.copies or 2} copies of the state in {kept}",

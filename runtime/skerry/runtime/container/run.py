@@ -3,7 +3,8 @@
 1. change the owner of the platform's folders, then drop root
 2. determine the slot: contract, hyperparameters, the platform's numbers; run.json
 3. fetch the code by its digest, and unpack it into a fresh folder; fetch the job's secrets
-4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets
+4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets. Where the ranks keep
+   copies of their state, run it again if one is lost: the copies are lost with the container
 5. where the run has `failover`, go on in another store once this one is lost (`failover_watch`)
 6. where the group has `revive: peers`, start its lost jobs again beside the script (`peer_watch`)
 7. write the outcome record and SageMaker's failure file; return the exit code
@@ -67,6 +68,8 @@ _OUTCOME_S: Final = 3.0
 PERMISSIONS_TIMEOUT_S: Final = 120.0
 """New roles, pools and permissions take effect within a minute or two, by the guides of AWS and Google."""
 _PERMISSIONS_POLL_S: Final = 5.0
+# A process that is lost again and again has a cause that a new container may lack, such as a broken GPU.
+_RESTARTS: Final = 3
 # A longer word of a command is a script itself and would clutter the log's first line.
 _MAX_LOGGED_WORD: Final = 120
 
@@ -76,7 +79,7 @@ class _Prepared:
     """Everything needed to start the command. until: the run's limit, by clock.now(). secrets: by variable.
 
     watch: of the run's store, where the run has failover. peers: of the group, where its replicas revive each other.
-    early_end: this job must not run its command.
+    early_end: this job must not run its command. has_copies: the ranks keep copies of their state on this machine.
     """
 
     contract: Contract
@@ -87,6 +90,7 @@ class _Prepared:
     watch: StoreWatch | None
     peers: PeerWatch | None
     early_end: ExitDecision | None
+    has_copies: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,27 +122,11 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
         return _end(decide_exit_for_error(error), None, ml)
     _log(f"{job}; {_resources(environment)}")
     with tempfile.TemporaryDirectory(prefix="skerry-", ignore_cleanup_errors=True) as work:
-        recorder: OutcomeRecorder | None = None
+        attempts = _Attempts(settings, job, environment, tree, clock)
         try:
-            if settings.failover is not None:
-                mirror, uri, hours = settings.failover, settings.run_uri, settings.max_hours
-                settings = _at(settings, tree.prepare(lambda: find_run(mirror, uri, clock, hours)))
-            attempt = _Attempt(settings, job, environment, tree, clock)
-            ended = attempt.run(Path(work))
-            recorder = ended.recorder
-            while (watch := ended.watch) is not None and tree.prepare(partial(watch.is_lost, ended.decision)):
-                _log(f"the run's store is away, or the run has left it: {settings.run_uri}; {ended.decision.reason}")
-                before, settings = settings, _at(settings, tree.prepare(watch.await_store))
-                stays = settings.run_uri == before.run_uri
-                attempt = _Attempt(settings, job, environment, tree, clock, recorder if stays else None)
-                ended = attempt.run(Path(tempfile.mkdtemp(dir=work)))
-                recorder = ended.recorder or recorder
-                if ended.is_store_in_doubt and stays:
-                    # The slot's claim is known to this watch alone: a new start could not vote.
-                    tree.prepare(lambda: clock.pause(_PERMISSIONS_POLL_S))
-                    ended = replace(ended, watch=watch)
+            ended = attempts.run(Path(work))
         except OutOfTimeError:
-            ended = _Ended(decision=OUT_OF_TIME, recorder=recorder)
+            ended = _Ended(decision=OUT_OF_TIME, recorder=attempts.recorder)
         except (_StoppedError, SkerryError) as error:
             stopped = isinstance(error, _StoppedError)
             ended = _Ended(
@@ -163,13 +151,15 @@ def _at(settings: ReplicaSettings, uri: str | None) -> ReplicaSettings:
 class _Ended:
     """The end of one attempt. watch: of a run with failover, whose store may be lost.
 
-    is_store_in_doubt: it ended before the command, by an error that a store that is away may have caused.
+    is_store_in_doubt: it ended before the command, by an error that a store that is away may have caused. can_restart:
+    the command was lost, and copies of its state are on this machine.
     """
 
     decision: ExitDecision
     recorder: OutcomeRecorder | None = None
     watch: StoreWatch | None = None
     is_store_in_doubt: bool = False
+    can_restart: bool = False
 
 
 def _failed(error: SkerryError, recorder: OutcomeRecorder | None) -> _Ended:
@@ -229,7 +219,58 @@ class _Attempt:
             return _Ended(decision=OUT_OF_TIME, recorder=recorder)
         except (NotStarted, SkerryError) as error:
             return _failed(Invalid(str(error)) if isinstance(error, NotStarted) else error, recorder)
-        return _Ended(decision=decide_exit(result, _recorded(recorder)), recorder=recorder, watch=watch)
+        decision = decide_exit(result, _recorded(recorder))
+        was_lost = decision.code == ExitCode.RETRY and not (result.stopped or result.leash_closed or result.interrupted)
+        can_restart = prepared.has_copies and was_lost
+        return _Ended(decision=decision, recorder=recorder, watch=watch, can_restart=can_restart)
+
+
+class _Attempts:
+    """The attempts of one container, one after the other. recorder: of the last one."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        job: Job,
+        environment: Mapping[str, str],
+        tree: ProcessTree,
+        clock: Clock,
+    ) -> None:
+        self.recorder: OutcomeRecorder | None = None
+        self._settings, self._job, self._environment = settings, job, environment
+        self._tree, self._clock = tree, clock
+
+    def run(self, work: Path) -> _Ended:
+        """To the end of the last one. Raises OutOfTimeError, _StoppedError, and what a store raises."""
+        tree, settings, restarts = self._tree, self._settings, _RESTARTS
+        if settings.failover is not None:
+            find = partial(find_run, settings.failover, settings.run_uri, self._clock, settings.max_hours)
+            self._settings = _at(settings, tree.prepare(find))
+        ended = self._attempt(work, stays=True)
+        while True:
+            uri = self._settings.run_uri
+            if (watch := ended.watch) is not None and tree.prepare(partial(watch.is_lost, ended.decision)):
+                _log(f"the run's store is away, or the run has left it: {uri}; {ended.decision.reason}")
+                uri = tree.prepare(watch.await_store)
+            elif ended.can_restart and restarts > 0:
+                restarts -= 1
+                _record(ended.decision, self.recorder)
+                _log(f"{ended.decision.reason}; starting it again beside the copies of its state")
+            else:
+                return ended
+            stays, self._settings = uri == self._settings.run_uri, _at(self._settings, uri)
+            ended = self._attempt(Path(tempfile.mkdtemp(dir=work)), stays=stays)
+            if watch is not None and ended.is_store_in_doubt and stays:
+                # The slot's claim is known to this watch alone: a new start could not vote.
+                tree.prepare(lambda: self._clock.pause(_PERMISSIONS_POLL_S))
+                ended = replace(ended, watch=watch)
+
+    def _attempt(self, work: Path, *, stays: bool) -> _Ended:
+        """stays: at the URI of the attempt before."""
+        earlier = self.recorder if stays else None
+        ended = _Attempt(self._settings, self._job, self._environment, self._tree, self._clock, earlier).run(work)
+        self.recorder = ended.recorder or self.recorder
+        return ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +348,7 @@ def _prepare(
         watch=watch,
         peers=peers,
         early_end=early_end,
+        has_copies=run.peers is not None,
     )
 
 
@@ -371,14 +413,18 @@ def _recorded(recorder: OutcomeRecorder) -> Outcome | None:
 
 
 def _end(exit_decision: ExitDecision, recorder: OutcomeRecorder | None, ml: Path) -> ExitCode:
+    _record(exit_decision, recorder)
+    write_failure_file(exit_decision, ml)
+    _log(f"exit code {int(exit_decision.code)}: {exit_decision.reason}")
+    return exit_decision.code
+
+
+def _record(exit_decision: ExitDecision, recorder: OutcomeRecorder | None) -> None:
     if recorder is not None:
         try:
             recorder.record(exit_decision)
         except SkerryError as error:
             _log(f"the outcome could not be written: {error}")
-    write_failure_file(exit_decision, ml)
-    _log(f"exit code {int(exit_decision.code)}: {exit_decision.reason}")
-    return exit_decision.code
 
 
 def _log(line: str) -> None:
