@@ -29,7 +29,10 @@ _LAST_OUTPUT_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobContainer:
-    """One attempt's container. image: as the engine finds it. memory_bytes: None: no limit. shm_bytes: None: 64 MB."""
+    """One attempt's container. image: as the engine finds it. memory_bytes: None: no limit. shm_bytes: None: 64 MB.
+
+    files: folders that the sandbox wrote for this container, mounted read only.
+    """
 
     name: str
     image: str
@@ -41,6 +44,7 @@ class JobContainer:
     user: str | None = None
     read_only: bool = False
     binds: Sequence[Bind] = field(default_factory=tuple[Bind, ...])
+    files: Sequence[Bind] = field(default_factory=tuple[Bind, ...])
 
 
 class JobContainers:
@@ -123,7 +127,7 @@ class JobContainers:
                 entrypoint=container.entrypoint,
                 environment=container.environment,
                 labels={LABEL: self._mark},
-                binds=container.binds,
+                binds=(*container.binds, *container.files),
                 network=self._network,
                 hosts={HOST: "host-gateway"} if self._network == "bridge" else {},
                 user=container.user,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.testing.batch_retry_rules import TIMED_OUT, AttemptEnd
@@ -29,7 +30,10 @@ sys.exit(int(run([], dict(os.environ), SystemClock(), pathlib.Path(sys.argv[1]))
 
 
 class Processes(JobContainers):
-    """See JobContainers. Needs no engine; memory, user, image and command of a container are ignored."""
+    """See JobContainers. Needs no engine; memory, user, image and command of a container are ignored.
+
+    A process has no mounts: variables, and the container's `files`, name the folders of this machine instead.
+    """
 
     def __init__(self) -> None:
         """Start nothing."""
@@ -47,7 +51,7 @@ class Processes(JobContainers):
         folder = next((bind.source for bind in container.binds if bind.target == "/opt/ml"), "/nonexistent")
         with (
             tempfile.TemporaryDirectory() as home,
-            self.start(folder, {"PATH": os.environ["PATH"], "HOME": home, **container.environment}, home) as process,
+            self.start(folder, {"PATH": os.environ["PATH"], "HOME": home, **_unmounted(container)}, home) as process,
         ):
             self._running[container.name] = process
             late = threading.Timer(limit_s or threading.TIMEOUT_MAX, self.stop, [container.name])
@@ -89,3 +93,17 @@ class Processes(JobContainers):
         for process in self._running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _unmounted(container: JobContainer) -> dict[str, str]:
+    """The environment, with the paths of mounted files on this machine, in variables and in the files themselves."""
+
+    def outside(text: str) -> str:
+        for bind in container.files:
+            text = text.replace(f"{bind.target}/", f"{bind.source}/")
+        return text
+
+    for bind in container.files:
+        for path in Path(bind.source).iterdir():
+            path.write_text(outside(path.read_text()))
+    return {name: outside(text) for name, text in container.environment.items()}

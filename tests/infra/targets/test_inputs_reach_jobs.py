@@ -1,7 +1,8 @@
 """Variables, secrets and data of a spec reach the jobs of each target, which are real processes with the job's rights.
 
 A value is found in the environment of the training command only: not in plans, state, logs, requests or the bucket.
-Jobs outside of the clouds have the keys of a user of AWS with the rights of a replica.
+Jobs outside of the clouds have the keys of a user of AWS with the rights of a replica; pods also have roles, for which
+they exchange the tokens of their service accounts.
 """
 
 from __future__ import annotations
@@ -131,6 +132,14 @@ class SlurmRun(HfJobsRun):
         return f"  - {{name: a, count: {count}, target: {{{target}}}}}\n"
 
 
+class PodRoleRun(KubernetesRun):
+    """Pods without a Secret for the store, in an account that trusts the cluster."""
+
+    def group(self, count: int, options: str) -> str:
+        del options
+        return super().group(count, "keyless")
+
+
 @pytest.fixture
 def keys(aws_account: Sandbox) -> dict[str, str]:
     """The keys of a user without rights: `spec_of` gives it those of a replica."""
@@ -152,15 +161,24 @@ def guest(request: pytest.FixtureRequest, aws_account: Sandbox, keys: dict[str, 
     }
     with service_of(kind, keys, within) as service:
         service.variables.update(within)
+        if kind is PodRoleRun:
+            trust_cluster(aws_account, service)
         place = ClusterAndAccount(service, aws_account)
         place.environment |= {"REPLICA_KEY_ID": keys["AWS_ACCESS_KEY_ID"]}
         place.environment |= {"REPLICA_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
         yield place
 
 
+def trust_cluster(account: Sandbox, cluster: KubernetesSandbox) -> None:
+    account.issuers[cluster.tokens.url] = cluster.tokens.keys
+    account.client("iam").create_open_id_connect_provider(
+        Url=cluster.tokens.url, ClientIDList=["sts.amazonaws.com"], ThumbprintList=["0" * 40]
+    )
+
+
 @contextmanager
 def service_of(kind: type[TargetRun], keys: Mapping[str, str], within: Mapping[str, str]) -> Iterator[Any]:
-    if kind is KubernetesRun:
+    if issubclass(kind, KubernetesRun):
         with KubernetesSandbox(keys=keys) as cluster:
             cluster.job_runs.containers = Processes()
             cluster.add("secrets", {"metadata": {"name": "hf"}, "stringData": {"token": VALUE, "other": "another"}})
@@ -203,6 +221,8 @@ def guest_secrets(run: TargetRun) -> dict[str, dict[str, str]]:
     secrets = aws_secrets(account)
     if isinstance(run, KubernetesRun):
         secrets["TOKEN"] = {"kubernetes_secret": "hf", "key": "token"}
+    if isinstance(run, PodRoleRun):
+        return secrets
     given = {name: Secret(**reference) for name, reference in secrets.items()}
     rights = {
         "run": replica_policy(bucket_arn="arn:aws:s3:::acme-skerry", prefix="runs/tiny", slots=("a-0",), group=None),
@@ -252,10 +272,11 @@ def written(run: TargetRun, variables: Mapping[str, str]) -> bytes:
 
 
 IN_CLOUDS: Final = (BatchRun, SageMakerRun, VertexRun)
-GUESTS: Final = (KubernetesRun, HfJobsRun, ModalRun, SlurmRun)
+WITH_RIGHTS: Final = (*IN_CLOUDS, PodRoleRun)
+GUESTS: Final = (KubernetesRun, PodRoleRun, HfJobsRun, ModalRun, SlurmRun)
 
 
-@pytest.mark.parametrize("run", [*IN_CLOUDS, *GUESTS], indirect=True, ids=lambda kind: kind.KIND)
+@pytest.mark.parametrize("run", [*IN_CLOUDS, *GUESTS], indirect=True, ids=lambda kind: kind.__name__)
 def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in run.environment.items():
         monkeypatch.setenv(name, text)
@@ -273,9 +294,10 @@ def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pyt
     assert '\n  COLOUR="green"\n' in texts[0]
     assert "\n  TOKEN: the secret " in texts[0]
     assert "://acme-data/corpus\n" in texts[0]
-    if isinstance(run, IN_CLOUDS):
-        assert re.search(r"secretsmanager:GetSecretValue|roles/secretmanager.secretAccessor", texts[0])
+    if isinstance(run, WITH_RIGHTS):
+        assert re.search(r"ssm:GetParameter|roles/secretmanager.secretAccessor", texts[0])
     assert "warning: data" not in texts[0]
+    assert "cannot send a request" not in texts[0]
     requests = repr([(call.params, getattr(call, "body", None)) for call in run.sandbox.calls])
     if not isinstance(run, SlurmRun):
         assert "SKERRY_SECRET_INNER" in requests
@@ -285,5 +307,5 @@ def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pyt
         assert value.encode() not in written(run, run.environment)
     skerry("destroy", str(path), "--yes", "--data")
     left = run.sandbox.inventory()
-    assert left.keys() <= {"bucket", "secret", "user"}
+    assert left.keys() <= {"bucket", "identity provider", "secret", "user"}
     assert left["bucket"] == ("acme-data",)

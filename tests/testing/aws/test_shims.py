@@ -23,6 +23,7 @@ from tests.testing.registry import registry
 from skerry.testing.aws import shims
 from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.sandbox import Sandbox
+from skerry.testing.token_issuer import TokenIssuer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -488,6 +489,36 @@ def test_shim_web_identity(enforces: bool) -> None:  # noqa: FBT001
             ({"DurationSeconds": 3601}, "ValidationError"),
         ):
             assert refused(take, **taken | change, WebIdentityToken=identity_token()) == expected
+
+
+def test_token_of_a_cluster_needs_a_provider_and_its_signature(skerry_sandbox: Sandbox) -> None:
+    url, account = "https://oidc.example.com/id/0123", "system:serviceaccount:train:skerry-a-0"
+    cluster, thief = TokenIssuer(url), TokenIssuer(url)
+    iam, audience = skerry_sandbox.client("iam"), "sts.amazonaws.com"
+    arn = f"arn:aws:iam::{skerry_sandbox.account}:oidc-provider/oidc.example.com/id/0123"
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"Federated": arn},
+        "Action": "sts:AssumeRoleWithWebIdentity",
+        "Condition": {"StringEquals": {f"{url[8:]}:sub": account, f"{url[8:]}:aud": audience}},
+    }
+    trust = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    role = iam.create_role(RoleName="pod", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+
+    def take(issuer: TokenIssuer, **claims: Any) -> str:
+        token = issuer.token({"sub": account, "aud": [audience], "exp": 4_000_000_000} | claims)
+        verb = unsigned_sts(skerry_sandbox).assume_role_with_web_identity
+        return refused(verb, RoleArn=role, RoleSessionName="replica-0", WebIdentityToken=token)
+
+    assert take(cluster) == "InvalidIdentityToken", "no provider"
+    iam.create_open_id_connect_provider(Url=url, ClientIDList=[audience], ThumbprintList=["0" * 40])
+    assert take(cluster) == "InvalidIdentityToken", "no keys"
+    skerry_sandbox.issuers[url] = cluster.keys
+    assert take(cluster) == ""
+    assert take(thief) == "InvalidIdentityToken"
+    assert take(cluster, aud=["another"]) == "InvalidIdentityToken"
+    assert take(cluster, sub=f"{account}0") == "AccessDenied"
+    assert take(cluster, exp=1_700_000_000) == "ExpiredTokenException"
 
 
 def unsigned_sts(sandbox: Sandbox) -> Any:

@@ -74,6 +74,8 @@ class Sandbox(CloudSandbox):
         super().__init__(registry=registry, settling=settling, any_image=containers)
         self.account: Final = DEFAULT_ACCOUNT_ID
         self.region: Final = region
+        self.issuers: Final[dict[str, Mapping[str, Any]]] = {}
+        """The keys with which STS verifies identity tokens, by the URL of their issuer."""
         self._patches = Patches()
         application = AwsApplication(MotoApplication(), self.calls, self._faults, needs_signature=enforce_iam)
         self._server = Server(application, all_addresses=containers, handler=QuietMotoHandler)
@@ -86,7 +88,9 @@ class Sandbox(CloudSandbox):
         defaults = JobDefaults(mark=mark, endpoint=from_containers, registry=registry, variables=self.variables)
         self._key: tuple[str, str] | None = None
         try:
-            settings_now = shims.Settings(looks=lambda: self.settling, any_image=lambda: self.any_image)
+            settings_now = shims.Settings(
+                looks=lambda: self.settling, any_image=lambda: self.any_image, issuers=self.issuers
+            )
             shims.install(self._patches, self.batch, self.training, defaults, settings_now, without)
             if enforce_iam:
                 self._patches.replace(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)

@@ -134,14 +134,15 @@ class JobController:
             pod = f"{name}-{uuid.uuid4().hex[:5]}" if "quota" in refusal else f"{name}-"
             self._objects.event(job, "FailedCreate", f'Error creating: pods "{pod}" is forbidden: {refusal}')
             return
-        labels = (template.get("metadata") or {}).get("labels") or {}
+        metadata_of_pod: Mapping[str, Any] = template.get("metadata") or {}
         pod = self._objects.create(
             "pods",
             namespace,
             {
                 "metadata": {
                     "name": f"{name}-{uuid.uuid4().hex[:5]}",
-                    "labels": {**labels, JOB_NAME: name, _CONTROLLER: metadata["uid"]},
+                    "annotations": dict(metadata_of_pod.get("annotations") or {}),
+                    "labels": {**(metadata_of_pod.get("labels") or {}), JOB_NAME: name, _CONTROLLER: metadata["uid"]},
                     "ownerReferences": [
                         {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": metadata["uid"]}
                     ],

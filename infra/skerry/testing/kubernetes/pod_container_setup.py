@@ -7,15 +7,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.local.docker_engine import Bind
 from skerry.testing.docker_containers import JobContainer
 from skerry.testing.job_runner import StartRefused
-from skerry.testing.kubernetes.scheduler_and_nodes import claims_of, entries_of
+from skerry.testing.kubernetes.scheduler_and_nodes import entries_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.testing.kubernetes.objects import Objects
+    from skerry.testing.kubernetes.pod_volumes import PodVolumes
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
@@ -44,13 +44,20 @@ class PodHost:
     """A `jobs.JobHost` for one pod. variables: added to its container's environment."""
 
     def __init__(
-        self, pod: Mapping[str, Any], objects: Objects, logs: PodLogs, mark: str, variables: Mapping[str, str]
+        self,
+        pod: Mapping[str, Any],
+        objects: Objects,
+        logs: PodLogs,
+        mark: str,
+        variables: Mapping[str, str],
+        volumes: PodVolumes,
     ) -> None:
         self._pod = pod
         self._objects = objects
         self._logs = logs
         self._mark = mark
         self._variables = variables
+        self._volumes = volumes
 
     def container_for(self, number: int) -> JobContainer:
         """Return the container of the pod. Raises StartRefused."""
@@ -72,7 +79,8 @@ class PodHost:
             user=None if user is None else f"{user}:{security.get('runAsGroup', user)}",
             memory_bytes=None if "memory" not in limits else int(limits["memory"]),
             shm_bytes=self._shared_memory(),
-            binds=self._claimed(container),
+            binds=self._volumes.claimed(container),
+            files=self._volumes.projected(container),
         )
 
     def open_log(self) -> str:
@@ -97,19 +105,6 @@ class PodHost:
     def _secret(self, name: str) -> dict[str, bytes]:
         with self._objects.lock:
             return entries_of(self._objects.get("secrets", str(self._pod["metadata"]["namespace"]), name))
-
-    def _claimed(self, container: Mapping[str, Any]) -> list[Bind]:
-        """The folders of this machine behind the pod's claims, where the container mounts them."""
-        claims, namespace = claims_of(self._pod), str(self._pod["metadata"]["namespace"])
-        binds: list[Bind] = []
-        with self._objects.lock:
-            for mount in container.get("volumeMounts") or ():
-                if (claim := claims.get(mount["name"])) is not None:
-                    row = self._objects.get("persistentvolumeclaims", namespace, claim)
-                    volume = self._objects.get("persistentvolumes", "", row["spec"]["volumeName"])
-                    source = str(volume["spec"]["hostPath"]["path"])
-                    binds.append(Bind(source=source, target=str(mount["mountPath"])))
-        return binds
 
     def _shared_memory(self) -> int | None:
         sizes = [

@@ -23,8 +23,10 @@ from skerry.testing.kubernetes.controls import JobControls
 from skerry.testing.kubernetes.job_controller import JobController
 from skerry.testing.kubernetes.objects import Objects
 from skerry.testing.kubernetes.pod_container_setup import PodHost, PodLogs
+from skerry.testing.kubernetes.pod_volumes import PodVolumes
 from skerry.testing.kubernetes.scheduler_and_nodes import PodController
 from skerry.testing.kubernetes.server import CallLimit, KubernetesApplication
+from skerry.testing.token_issuer import TokenIssuer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "train"
 SECRET: Final = "store-keys"  # noqa: S105  the name of one
+ISSUER: Final = "https://oidc.sandbox.example.com/id/0123"
 _NODE: Final = "node-1"
 _GPUS: Final = 8
 # How often the controllers look at containers, which end by themselves.
@@ -62,6 +65,9 @@ class KubernetesSandbox(CloudSandbox):
         self._mark = uuid.uuid4().hex[:8]
         self.keys: Final[dict[str, str]] = dict(keys or {})
         self.objects: Final = Objects(clock or SystemClock())
+        self.tokens: Final = TokenIssuer(ISSUER)
+        """Signs the tokens of service accounts; a cloud's sandbox verifies them with its `keys`, if it has them."""
+        self._folder = tempfile.TemporaryDirectory(prefix="skerry-kubernetes-")
         self._logs = PodLogs()
         self.job_runs: Final = Jobs(
             None if engine is None else JobContainers(engine, mark=self._mark, network=network, grace_s=stop_grace_s)
@@ -70,13 +76,12 @@ class KubernetesSandbox(CloudSandbox):
         self.jobs: Final = JobControls(self.objects, self.controller, self.job_runs)
         self._token = uuid.uuid4().hex
         self.application: Final = KubernetesApplication(
-            self.objects, self.controller, self._logs, self.calls, self._faults, self._token
+            self.objects, self.controller, self._logs, self.calls, self._faults, self._token, self.tokens.url
         )
         self.violations: Final = self.application.violations
         """Requests for paths that this sandbox does not have."""
         self._server = Server(self.application, all_addresses=False)
         self.endpoint: Final = f"http://127.0.0.1:{self._server.port}"
-        self._folder = tempfile.TemporaryDirectory(prefix="skerry-kubernetes-")
         self._write_kubeconfig()
         self.environment: Final[Mapping[str, str]] = {"KUBECONFIG": str(self.kubeconfig)}
         """Variables that make skerry and kubectl use this cluster as its operator."""
@@ -151,7 +156,8 @@ class KubernetesSandbox(CloudSandbox):
                 self.controller.sync()
 
     def _host(self, pod: Mapping[str, Any]) -> PodHost:
-        return PodHost(pod, self.objects, self._logs, self._mark, self.variables)
+        volumes = PodVolumes(pod, self.objects, self.tokens, Path(self._folder.name))
+        return PodHost(pod, self.objects, self._logs, self._mark, self.variables, volumes)
 
     def _populate(self) -> None:
         create = functools.partial(self.objects.create)

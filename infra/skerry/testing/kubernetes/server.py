@@ -87,7 +87,14 @@ class KubernetesApplication:
     """The WSGI application. operator: the user of the token, for messages. rights: None is every right."""
 
     def __init__(
-        self, objects: Objects, controller: JobController, logs: PodLogs, calls: Calls, faults: Faults, token: str
+        self,
+        objects: Objects,
+        controller: JobController,
+        logs: PodLogs,
+        calls: Calls,
+        faults: Faults,
+        token: str,
+        issuer: str,
     ) -> None:
         self._objects = objects
         self._controller = controller
@@ -95,8 +102,8 @@ class KubernetesApplication:
         self._calls = calls
         self._faults = faults
         self._token = token
+        self._issuer = issuer
         self.version: tuple[str, str] = ("1", "36")
-        self.issuer = "https://oidc.sandbox.example.com/id/0123"
         self.operator = "operator"
         self.rights: Rights | None = None
         self.limit: CallLimit | None = None
@@ -168,7 +175,7 @@ class KubernetesApplication:
             major, minor = self.version
             return 200, {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.2"}
         if request.path == "/.well-known/openid-configuration":
-            return 200, {"issuer": self.issuer, "jwks_uri": f"{self.issuer}/openid/v1/jwks"}
+            return 200, {"issuer": self._issuer, "jwks_uri": f"{self._issuer}/openid/v1/jwks"}
         if request.path == _REVIEWS and request.method == "POST":
             return 201, self._review(request.body)
         match = _PATH.fullmatch(request.path)

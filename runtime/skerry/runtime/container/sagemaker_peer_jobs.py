@@ -17,8 +17,8 @@ from skerry.runtime import contract
 from skerry.runtime.container.peer_jobs import JobLoss, PeerJob, PeerJobState
 from skerry.runtime.contract import may_succeed_again
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
+from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
 from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
-from skerry.runtime.store.credentials.aws_signature import keys_of_job
 from skerry.runtime.store.credentials.http import redact
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Creates obstore's clients for a bucket from the standard environment of each cloud. Sends no request.
 
 s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, before them the region that
-     SKERRY_BUCKET_REGION_* names for the bucket, AWS_CA_BUNDLE. Keys: AWS_*, web
-     identity and EC2 by obstore itself; ECS and EKS by `aws_container`; profiles and SSO by boto3 if it is installed
+     SKERRY_BUCKET_REGION_* names for the bucket, AWS_CA_BUNDLE. Keys: AWS_* and EC2 by obstore itself; web identity by
+     `aws_web_identity`; ECS and EKS by `aws_container`; profiles and SSO by boto3 if it is installed
 gs   CLOUDSDK_AUTH_ACCESS_TOKEN; GOOGLE_APPLICATION_CREDENTIALS and gcloud's login by google-auth if it is installed,
      otherwise these and the metadata server by obstore itself; CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE, or
      STORAGE_EMULATOR_HOST, which receives no login but a token of the metadata server GCE_METADATA_HOST if that is set
@@ -33,6 +33,7 @@ from skerry.runtime.contract import BUCKET_REGION
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_container import container_credentials
 from skerry.runtime.store.credentials.aws_from_google import aws_from_google
+from skerry.runtime.store.credentials.aws_web_identity import aws_from_token_file
 from skerry.runtime.store.credentials.google_from_aws import google_from_aws
 from skerry.runtime.store.credentials.google_login import ACCESS_TOKEN, google_login
 from skerry.runtime.store.credentials.google_metadata import metadata_token
@@ -209,9 +210,7 @@ def _s3_provider(environment: Mapping[str, str]) -> S3CredentialProvider | None:
     """The launcher's choice, otherwise the order of AWS's own clients; None leaves it to obstore."""
     if (provider := aws_from_google(environment)) is not None:
         return provider
-    if environment.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return None
-    return container_credentials(environment) or _boto3_provider()
+    return aws_from_token_file(environment) or container_credentials(environment) or _boto3_provider()
 
 
 def _boto3_provider() -> S3CredentialProvider | None:

@@ -86,6 +86,7 @@ def test_run_without_a_secret_makes_a_role_for_each_replica(
     assert planned.plan.problems == ()
     (check,) = [check for check in planned.resolved.checks if check.name == "OIDC provider of the cluster"]
     assert check.ok is False
+    assert [check.ok for check in planned.resolved.checks if check.name == "jobs of a"] == [True]
     assert "create-open-id-connect-provider --url https://oidc.sandbox.example.com/id/0123" in check.advice
     assert operator.apply().ok
     assert len(kubernetes_place.inventory()["role"]) == 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.provision.graph import short_name
-from skerry.infra.provision.plan import desired_of
+from skerry.infra.provision.plan import desired_of, settings_of
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.kubernetes import manifests
 from skerry.infra.targets.kubernetes.cluster import jobs_path
@@ -123,10 +123,11 @@ def _rights(cluster: Cluster, namespace: str) -> Check:
 
 
 def _dry_run(cluster: Cluster, run_uri: str, job: Job, group: Replicas) -> Check:
-    """Ask the server for a job of the group under a name that no job has."""
+    """Ask the server for a job of the group under a name that no job has. Outputs of other resources are made up."""
     name = f"jobs of {group.name}"
     trial = dataclasses.replace(job, name=short_name(f"{job.name}-check", _LONGEST_NAME), after=())
-    body = ready(manifests.job(desired_of(trial, {}, run_uri)))
+    desired = dataclasses.replace(desired_of(trial, {}, run_uri), settings=settings_of(trial, lambda _: "pending"))
+    body = ready(manifests.job(desired))
     try:
         cluster.apply(jobs_path(job.region, trial.name), body, manifests.manager(run_uri), dry_run=True)
     except Absent:

@@ -6,10 +6,10 @@ A test of each checks that moto still has the gap; when moto closes it, the shim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from skerry.testing.aws.shims.patching import Patches
     from skerry.testing.container_environment import JobDefaults
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """looks: how many descriptions a change takes to settle. any_image: whether ECR has every image."""
+    """looks: how many descriptions a change takes to settle. any_image: whether ECR has every image.
+
+    issuers: the keys of those of identity tokens, by their URLs.
+    """
 
     looks: Callable[[], int]
     any_image: Callable[[], bool]
+    issuers: Mapping[str, Mapping[str, Any]]
 
 
 def install(
@@ -78,7 +82,7 @@ def install(
         "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, defaults, now.looks),
         "sagemaker_requests": sagemaker_requests.install,
         "secret_resources": secret_resources.install,
-        "web_identity": web_identity.install,
+        "web_identity": lambda patches: web_identity.install(patches, now.issuers),
         "signed_url_posts": signed_url_posts.install,
     }
     if unknown := set(without) - installers.keys():

@@ -2,8 +2,8 @@
 
 With rights enforced it refuses all, because such a request has no signature.
 This shim parses a token of Google's (without checking its signature) and evaluates the role's trust policy with its
-claims as AWS does: `sub`; `aud`, compared with the token's azp if it has one; `oaud`, its audience. Other issuers need
-a provider in the account, which the sandbox does not play.
+claims as AWS does: `sub`; `aud`, compared with the token's azp if it has one; `oaud`, its audience. A token of another
+issuer needs an OIDC provider in the account with its audience, and a signature by the keys of the issuer.
 Sources: IAM user guide, "Available keys for AWS OIDC federation"; STS API reference, AssumeRoleWithWebIdentity.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -25,6 +25,7 @@ from moto.sts.responses import TokenResponse
 
 from skerry.testing.aws.container_role_keys import trusts
 from skerry.testing.aws.errors import error_response
+from skerry.testing.token_issuer import verified_claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,12 +46,12 @@ class _StsRefusal(Exception):  # noqa: N818  named for what happened
         self.response: Final = error_response("sts", status, code, message)
 
 
-def install(patches: Patches) -> None:
-    """Install the shim: check token and role before moto issues keys."""
+def install(patches: Patches, issuers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Install the shim: check token and role before moto issues keys. issuers: the keys of each, by its URL."""
 
     def assume_role_with_web_identity(self: Any) -> Any:
         try:
-            _check(self)
+            _check(self, issuers)
         except _StsRefusal as refused:
             status, content_type, body = refused.response
             return body.decode(), {"status": status, "Content-Type": content_type}
@@ -64,26 +65,26 @@ def install(patches: Patches) -> None:
     moto_authorize: Any = patches.replace(TokenResponse, "_authenticate_and_authorize_normal_action", authorize)
 
 
-def _check(request: Any) -> None:
+def _check(request: Any, issuers: Mapping[str, Mapping[str, Any]]) -> None:
     session = request._get_param("RoleSessionName") or ""  # noqa: SLF001
     duration_s = request._get_int_param("DurationSeconds", _HOUR_S)  # noqa: SLF001
     if _SESSION.fullmatch(session) is None:
         raise _invalid(f"Value '{session}' at 'roleSessionName' failed to satisfy constraint")
     if not _SHORTEST_S <= duration_s <= _LONGEST_S:
         raise _invalid(f"Value '{duration_s}' at 'durationSeconds' failed to satisfy constraint")
-    claims = _claims(request._get_param("WebIdentityToken") or "")  # noqa: SLF001
+    principal, context = _identity(request._get_param("WebIdentityToken") or "", issuers)  # noqa: SLF001
     try:
         role: Any = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(request._get_param("RoleArn"))  # noqa: SLF001
     except NotFoundException:
         role = None
-    if role is None or not trusts(role, _ACTION, ("Federated", GOOGLE), _context(claims)):
+    if role is None or not trusts(role, _ACTION, ("Federated", principal), context):
         raise _StsRefusal(403, "AccessDenied", f"Not authorized to perform {_ACTION}")
     if duration_s > int(role.max_session_duration or _HOUR_S):
         raise _invalid("The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
 
 
-def _claims(token: str) -> Mapping[str, Any]:
-    """Return the token's claims. Raises _StsRefusal if it is malformed, expired, or of an unknown issuer."""
+def _identity(token: str, issuers: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+    """Return the principal and the condition keys of a token. Raises _StsRefusal if it is not accepted."""
     try:
         header, middle, _ = (_segment(part) for part in token.split("."))
         claims: dict[str, Any] = json.loads(middle)
@@ -91,25 +92,48 @@ def _claims(token: str) -> Mapping[str, Any]:
         ends, issuer = dt.datetime.fromtimestamp(claims["exp"], dt.UTC), str(claims["iss"])
     except (ValueError, TypeError, KeyError, binascii.Error) as error:
         message = "The ID Token provided is not a valid JWT. (You may see this error if you sent an Access Token)"
-        raise _StsRefusal(400, "InvalidIdentityToken", message) from error
-    if issuer.removeprefix("https://") != GOOGLE:
-        message = f"No OpenIDConnect provider found in your account for {issuer}"
-        raise _StsRefusal(400, "InvalidIdentityToken", message)
+        raise _not_valid(message) from error
+    host = issuer.removeprefix("https://")
+    arn = GOOGLE if host == GOOGLE else _provider(token, issuer, claims, issuers.get(issuer))
     now = utcnow().replace(tzinfo=dt.UTC)
     if ends <= now:
         seconds = int(now.timestamp()), int(ends.timestamp())
         message = "Token expired: current date/time {} must be before the expiration date/time {}".format(*seconds)
         raise _StsRefusal(400, "ExpiredTokenException", message)
-    return claims
-
-
-def _context(claims: Mapping[str, Any]) -> dict[str, str]:
-    audience = str(claims.get("aud", ""))
-    return {
-        f"{GOOGLE}:sub": str(claims.get("sub", "")),
-        f"{GOOGLE}:aud": str(claims.get("azp") or audience),
-        f"{GOOGLE}:oaud": audience,
+    audience = _audiences(claims)[0]
+    # Names of condition keys are compared in any case.
+    return arn, {
+        f"{host}:sub".lower(): str(claims.get("sub", "")),
+        f"{host}:aud".lower(): str(claims.get("azp") or audience),
+        f"{host}:oaud".lower(): audience,
     }
+
+
+def _provider(token: str, issuer: str, claims: Mapping[str, Any], keys: Mapping[str, Any] | None) -> str:
+    """The ARN of the account's OIDC provider of this issuer, by which the token is valid. Raises _StsRefusal."""
+    providers = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].open_id_providers
+    named = [(arn, each) for arn, each in providers.items() if each.url == issuer.removeprefix("https://")]
+    if not named:
+        raise _not_valid(f"No OpenIDConnect provider found in your account for {issuer}")
+    arn, provider = named[0]
+    if not set(_audiences(claims)) & set(provider.client_id_list):
+        raise _not_valid("Incorrect token audience")
+    if keys is None:
+        raise _not_valid("Couldn't retrieve verification key from your identity provider")
+    try:
+        verified_claims(token, keys)
+    except ValueError as error:
+        raise _not_valid("The web identity token that was passed could not be validated by AWS") from error
+    return str(arn)
+
+
+def _audiences(claims: Mapping[str, Any]) -> list[str]:
+    audience = claims.get("aud", "")
+    return [str(each) for each in audience] if isinstance(audience, list) else [str(audience)]
+
+
+def _not_valid(message: str) -> _StsRefusal:
+    return _StsRefusal(400, "InvalidIdentityToken", message)
 
 
 def _segment(text: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Signs requests to AWS, and finds the AWS keys of this job. Nothing here has a repr that shows a secret.
+"""Signs requests to AWS. Nothing here has a repr that shows a secret.
 
-Sources: AWS Signature Version 4, "Create a signed request"; SDK reference, "Container credential provider".
+Source: AWS Signature Version 4, "Create a signed request".
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from skerry.runtime.errors import Retryable
-from skerry.runtime.store.credentials.aws_container import container_credentials
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -30,30 +27,6 @@ class AwsKeys:
     name: str
     secret: str
     session: str | None
-
-
-def keys_of_job(environment: Mapping[str, str]) -> AwsKeys | None:
-    """The keys in the environment, else those of the container's role; None without both.
-
-    Raises Retryable if the platform returns none, Invalid for an unsafe address.
-    """
-    if environment.get("AWS_ACCESS_KEY_ID"):
-        return AwsKeys(
-            name=environment["AWS_ACCESS_KEY_ID"],
-            secret=environment.get("AWS_SECRET_ACCESS_KEY", ""),
-            session=environment.get("AWS_SESSION_TOKEN") or None,
-        )
-    if (provider := container_credentials(environment)) is None:
-        return None
-    try:
-        credentials = provider()
-    except OSError as error:  # its text contains no secret
-        raise Retryable(str(error)) from None
-    return AwsKeys(
-        name=credentials["access_key_id"],
-        secret=credentials.get("secret_access_key") or "",
-        session=credentials.get("token") or None,
-    )
 
 
 def aws_endpoint(environment: Mapping[str, str], service: str, region: str) -> str:

@@ -21,7 +21,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import GOOGLE_AUDIENCE
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.aws_container import container_credentials
-from skerry.runtime.store.credentials.aws_signature import aws_endpoint, keys_of_job
+from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
+from skerry.runtime.store.credentials.aws_signature import aws_endpoint
 from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response
 from skerry.runtime.store.credentials.cache import CredentialCache, TemporaryCredentials
 from skerry.runtime.store.credentials.http import (
@@ -79,7 +80,7 @@ class _TokenResponse(BaseModel):
 class GoogleFromAws:
     """An obstore credential provider: tokens of the identity that a Google pool gives to this AWS job."""
 
-    # See AwsFromGoogle.
+    # See AwsWebIdentity.
     refresh_threshold: ClassVar = dt.timedelta(days=1)
 
     def __init__(self, audience: str, environment: Mapping[str, str], clock: Clock) -> None:

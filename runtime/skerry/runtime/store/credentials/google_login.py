@@ -49,7 +49,7 @@ class GoogleLogin:
     obstore itself supports only key files and persons.
     """
 
-    # See AwsFromGoogle.
+    # See AwsWebIdentity.
     refresh_threshold: ClassVar = dt.timedelta(days=1)
 
     def __init__(self, clock: Clock) -> None:
