@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,13 +13,15 @@ from tests.infra.runs import STANDIN, Skerry, write_spec
 from tests.support.command_line import invoke
 
 from skerry.infra.observe.doctor.findings import SLOW
+from skerry.infra.observe.history import read_history
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 CODE = Path(__file__).parents[1] / "misuse"
 BEHAVIOURS = {"a-1": "raise", "a-2": "nan", "a-3": "kill", "a-4": "memory", "a-5": "evaluate"}
-ROUNDS = 8
+ROUNDS, SYNC_EVERY = 8, 50
 MEMORY = "out of memory: use a smaller batch or model, or a machine with more memory"
 
 
@@ -47,7 +50,9 @@ def up_to_its_end(folder: Path, behaviours: Mapping[str, str]) -> Ended:
     """A run of a-0, which trains, and of the replicas with these behaviours."""
     words = [f"{slot}={behaviour}" for slot, behaviour in behaviours.items()]
     spec = write_spec(folder, *words, count=1 + len(behaviours), restarts=0, code=CODE)
-    settings = changes(outer__rounds=ROUNDS, outer__sync_every=4, faults__grace="5s", faults__start_window="2m")
+    settings = changes(
+        outer__rounds=ROUNDS, outer__sync_every=SYNC_EVERY, faults__grace="5s", faults__start_window="2m"
+    )
     with Skerry("up", str(spec), *settings) as running:
         code = running.end()
     return Ended(spec, code, running.output)
@@ -61,7 +66,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.slow
 def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
     assert ended.code == 3, ended.output
-    assert f"{ROUNDS} of {ROUNDS} rounds; all 6 replicas in 3 of them" in ended.output
+    assert f"{ROUNDS} of {ROUNDS} rounds; all 6 replicas in 2 of them" in ended.output
     assert ended.lines("done in", "but not by all replicas (exit code 3)")
     assert ended.lines("  a-0: in all 8 rounds, loss ", " tokens, ")
     assert ended.lines("[a-0] a-0 is done")
@@ -76,19 +81,63 @@ def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
         ("a-2", r"NaN or infinity in the pseudo-gradient of parameter 'weight' .*\(rounds 3-7\)"),
         ("a-3", rf"killed \(signal SIGKILL\); if not by a person, then {MEMORY}"),
         ("a-4", rf"RuntimeError: .* \(train.py:{line_of('torch.empty')}, round 3\); {MEMORY}"),
-        ("a-5", rf"it came too late for rounds 3-7; {re.escape(SLOW)}"),
+        ("a-5", rf"it came too late for rounds 2[-, \d]+; {re.escape(SLOW)}"),
     ],
 )
 def test_misuse_is_named_when_it_happens_at_the_end_and_by_doctor(ended: Ended, slot: str, why: str) -> None:
     live, *_ = ended.lines(f"skerry: warning: {slot} ")
-    assert re.search(rf"{slot} is missing since round \d|{slot} failed and is not restarted", live), live
+    assert re.search(
+        rf"{slot} is missing since round \d|{slot} missed round 2|{slot} failed and is not restarted", live
+    ), live
     (summary,) = [line for line in ended.output.splitlines() if line.startswith(f"warning: {slot}: ")]
-    assert re.search(rf"missing in \d of {ROUNDS} rounds \(.*\): {why}", summary), summary
+    assert re.search(rf"missing in \d of {ROUNDS} rounds \(.*\)[^:]*: {why}", summary), summary
     (finding,) = [line for line in invoke("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
     assert finding.startswith("warning: missing-in-rounds"), finding
     assert re.search(why, finding), finding
     (shown,) = [line for line in invoke("status", ended.spec).output.splitlines() if f"warning: {slot}:" in line]
     assert re.search(why, shown), shown
+
+
+@pytest.mark.slow
+def test_rounds_of_evaluations_went_on_without_the_replica(ended: Ended) -> None:
+    history = read_history(open_store((ended.spec.parent / "store/test-run").as_uri()))
+    parts = {item.round: part for item in history.rounds for part in item.replicas if part.slot == "a-5"}
+    evaluated = [number for number, part in parts.items() if part.telemetry and "val_loss" in part.telemetry.metrics]
+    assert evaluated == [100 * number // SYNC_EVERY for number in (1, 2, 3)]
+    assert {parts[number].part for number in evaluated} == {"late"}
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A group of processes that the kernel ends when they use more than 128 MiB, below the group of this process."""
+    groups = [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for controller, path in groups:
+        parent = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+        # In version 2 a group with processes has no limited groups below it: only beside it.
+        parent = parent if controller else parent.parent
+        group = parent / f"skerry-test-{os.getpid()}"
+        if controller not in {"memory", ""} or not parent.is_dir():
+            continue
+        with suppress(OSError):
+            group.mkdir()
+            try:
+                (group / ("memory.limit_in_bytes" if controller else "memory.max")).write_text(str(128 << 20))
+                yield group
+            finally:
+                group.rmdir()
+            return
+    pytest.skip("no right to limit the memory of processes here")
+
+
+@pytest.mark.slow
+def test_replica_that_the_kernel_ends_for_its_memory_is_named(tmp_path: Path, limited: Path) -> None:
+    ended = up_to_its_end(tmp_path, {"a-1": f"limit:{limited}"})
+    counts = next(path for name in ("memory.oom_control", "memory.events") if (path := limited / name).exists())
+    assert "oom_kill 1\n" in counts.read_text(), "the kernel has ended it"
+    assert ended.code == 3, ended.output
+    why = rf"missing in \d of {ROUNDS} rounds \(3-7\): killed \(signal SIGKILL\); if not by a person, then {MEMORY}"
+    for lines in (ended.output, invoke("doctor", ended.spec).output, invoke("status", ended.spec).output):
+        assert re.search(why, lines), lines
 
 
 @pytest.mark.slow

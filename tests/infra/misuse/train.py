@@ -6,7 +6,8 @@ usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named trains all rounds
     shape       has a wider model than the others
     kill        is killed in round 3
     memory      allocates more than the machine has, in round 3
-    evaluate    evaluates in its training loop, from round 3 on, for longer than the others wait
+    limit:GROUP joins this group of processes, whose memory is limited, and uses more, in round 3
+    evaluate    evaluates in its training loop, after every 100 steps, for longer than the others wait
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -23,11 +25,30 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.log import keys
 from skerry.runtime.replica import connect
 
+if TYPE_CHECKING:
+    from skerry.runtime.manager import ObjectStoreManager
+
 ROUND_3 = 3
+EVALUATE_EVERY = 100
+HELD_OUT = torch.linspace(-1.0, 1.0, 64 * 8).view(64, 8)
 
 
 def load_shard(number: int) -> None:
     raise ValueError(f"bad sample in shard {number}")
+
+
+def exceed_limit(group: str) -> None:
+    Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    torch.ones(1 << 28)
+
+
+def evaluate(model: nn.Module, manager: ObjectStoreManager) -> float:
+    """The mean loss over as many batches as it takes the others to close the round."""
+    closed, losses = keys.commit(manager.current_step()), list[float]()
+    with torch.no_grad():
+        while manager.session.store.read(closed) is None:
+            losses += [model(batch).square().mean().item() for batch in HELD_OUT.split(4)]
+    return sum(losses) / max(1, len(losses))
 
 
 def main() -> None:
@@ -42,17 +63,17 @@ def main() -> None:
         manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
         with DiLoCo(manager, [model], inner, outer, sync_every=run.sync_every):
             for step in replica.steps(inner):
-                begins_round_3_or_later = manager.current_step() >= ROUND_3 and step % run.sync_every == 0
-                begins_round_3 = begins_round_3_or_later and manager.current_step() == ROUND_3
+                begins_round_3 = manager.current_step() == ROUND_3 and step % run.sync_every == 0
                 if begins_round_3 and behaviour == "raise":
                     load_shard(17)
                 if begins_round_3 and behaviour == "memory":
                     torch.empty(1 << 50)
                 if begins_round_3 and behaviour == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
-                if begins_round_3_or_later and behaviour == "evaluate":
-                    while manager.session.store.read(keys.commit(manager.current_step())) is None:
-                        time.sleep(0.05)
+                if begins_round_3 and behaviour.startswith("limit:"):
+                    exceed_limit(behaviour.removeprefix("limit:"))
+                if step and step % EVALUATE_EVERY == 0 and behaviour == "evaluate":
+                    replica.log(val_loss=evaluate(model, manager))
                 loss = model(torch.randn(4, 8)).square().mean()
                 if behaviour == "nan" and step >= ROUND_3 * run.sync_every:
                     loss = loss * float("nan")
