@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
-from tests.infra.report.browser import Browser, program
-from tests.support.forked import ForkedProcess
+from tests.infra.report.browser import Browser, require
 
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.runtime.log import keys
@@ -55,37 +58,99 @@ def receipt(store: Store, number: int, slot: str, state: str) -> None:
     store.create(keys.receipt(number, slot), text.to_bytes())
 
 
-def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    options = ("--rounds", "6", "--replicas", "2", "--store", (tmp_path / "store").as_uri())
-    words = ["-m", "tests.support.forked_skerry", "", str(SCRIPT), *options]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'infra'}"}
-    with ForkedProcess(words, environment, tmp_path / "output", errors=tmp_path / "errors") as ended:
-        code = ended.wait(240)
-    output = ended.output.read_text()
-    assert code == 0, output[-4000:] + ended.errors.read_text()[-4000:]
-    verdict = json.loads(output.splitlines()[-1])
+class Quickstart(NamedTuple):
+    """A quickstart that has ended: the folder of its checkout, its output, and the last line of it."""
+
+    checkout: Path
+    output: str
+    verdict: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+    """`scripts/quickstart` in a fresh checkout, which has nothing but the files that git knows, and our environment."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    checkout, store = folder / "skerry", folder / "store"
+    store.mkdir()
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
+    (checkout / ".venv").mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        (checkout / ".venv" / entry.name).symlink_to(entry)
+    # Without this stamp it would make the environment anew, and fetch torch.
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + (ROOT / "constraints.txt").read_bytes())
+    (checkout / ".venv/skerry.sha256").unlink(missing_ok=True)
+    (checkout / ".venv/skerry.sha256").write_text(f"{digest.hexdigest()}  -\n")
+    command = ["scripts/quickstart", "--rounds", "6", "--replicas", "2", "--store", store.as_uri()]
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'runtime'}:{checkout / 'infra'}"}
+    result = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    return Quickstart(checkout, result.stdout, json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_a_replica_is_killed_and_nothing_is_lost(ended: Quickstart) -> None:
+    verdict = ended.verdict
     response = {
         name: verdict[name] for name in ("rounds", "replicas", "kills", "restarts", "lost_rounds", "digests_equal")
     }
     assert response == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
     assert verdict["loss_last"] < verdict["loss_first"]
-    assert verdict["store"].startswith((tmp_path / "store").as_uri())
-    assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
-    assert verdict["same_text"]
-    assert Path(verdict["model"]).is_file()
-    assert_shown(Path(verdict["report"]), "finished: 6 rounds")
-    assert "SIGKILL to local-1" in output
-    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()], "the run was to be destroyed"
+    assert "SIGKILL to local-1" in ended.output
+    store = ended.checkout.with_name("store")
+    assert verdict["store"].startswith(store.as_uri())
+    assert not [path for path in store.rglob("*") if path.is_file()], "the run was to be destroyed"
 
 
-def assert_shown(page: Path, headline: str) -> None:
-    """Assert that a browser shows the page without a message, if there is one here."""
-    assert headline in page.read_text()
-    if program() is not None:
-        with Browser() as browser:
-            assert browser.show(page, 1220).messages == []
-            assert headline in browser.evaluate("document.querySelector('h1').textContent")
+def test_report_is_at_the_printed_path_and_opens_in_a_browser(ended: Quickstart) -> None:
+    page = printed_path(ended, "the report, for a browser: ")
+    assert page == ended.checkout / "build/quickstart/run.html"
+    assert "finished: 6 rounds" in page.read_text()
+    require()
+    with Browser() as browser:
+        shown = browser.show(page, 1220)
+        assert (shown.messages, shown.requests) == ([], [page.as_uri()])
+        assert "finished: 6 rounds" in browser.evaluate("document.querySelector('h1').textContent")
+
+
+# As on a machine with torch alone: what the script imports of skerry and torchft is needed by replicas only.
+PLAIN: Final = """
+import runpy, sys, types
+for name in ("skerry", "skerry.runtime", "skerry.runtime.replica", "torchft", "torchft.local_sgd"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["skerry.runtime.replica"].connect = sys.modules["torchft.local_sgd"].DiLoCo = None
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_exported_model_has_the_same_held_out_loss_in_plain_torch(ended: Quickstart) -> None:
+    model = printed_path(ended, "the trained model: ")
+    train = ended.checkout / "runtime/examples/tiny_gpt/train.py"
+    script = PLAIN.replace("sys.argv[1]", repr(str(train)))
+    command = [sys.executable, "-c", script, "--evaluate", str(model)]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert ended.verdict["same_text"]
+    assert result["held_out"] == pytest.approx(ended.verdict["exported"], abs=1e-4)
+    assert result["held_out"] == pytest.approx(ended.verdict["held_out"], abs=1e-3)
+    line = f"its held-out loss in plain torch: {ended.verdict['exported']}, as in the replicas ("
+    assert line in ended.output
+
+
+def test_last_words_name_the_next_commands_and_their_page(ended: Quickstart) -> None:
+    *_, words, last = ended.output.splitlines()
+    assert json.loads(last) == ended.verdict
+    match = re.fullmatch(r"next: `skerry init`, `skerry up` in a folder of your own; (\S+) shows it", words)
+    assert match is not None, words
+    assert "skerry init" in (ended.checkout / match[1]).read_text()
+
+
+def printed_path(ended: Quickstart, label: str) -> Path:
+    """The path that the output names after this label."""
+    (path,) = [line.removeprefix(label) for line in ended.output.splitlines() if line.startswith(label)]
+    return Path(path)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -26,6 +27,14 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 def program() -> str | None:
     """The path of an installed Chromium."""
     return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+
+
+def require() -> None:
+    """Skip a test without an installed Chromium; fail it if SKERRY_TEST_CHROMIUM is `required`."""
+    if program() is None:
+        if os.environ.get("SKERRY_TEST_CHROMIUM") == "required":
+            pytest.fail("Chromium is required, and none is installed")
+        pytest.skip("no Chromium is installed; `scripts/test` as root installs it")
 
 
 @dataclass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.report.browser import Browser, program
+from tests.infra.report.browser import Browser, require
 from tests.infra.report.histories import SmallRun, eventful
 from tests.infra.report.test_page import HOSTILE
 from tests.infra.runs import Skerry, write_spec
@@ -46,10 +45,7 @@ OVERLAPPING = """[...document.querySelectorAll('.plot')].flatMap(plot =>
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if program() is None:
-        if os.environ.get("SKERRY_TEST_CHROMIUM") == "required":
-            pytest.fail("Chromium is required, and none is installed")
-        pytest.skip("no Chromium is installed; `scripts/test` as root installs it")
+    require()
     with Browser() as opened:
         yield opened
 
