@@ -68,7 +68,7 @@ class Quickstart(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
-    """`scripts/quickstart` in a fresh checkout, which has nothing but the files that git knows, and our environment."""
+    """`scripts/quickstart` in a fresh checkout, which has only the files that git knows, and our environment."""
     folder = tmp_path_factory.mktemp("quickstart")
     checkout, store = folder / "skerry", folder / "store"
     store.mkdir()

@@ -3,7 +3,7 @@
 The member whose turn it is looks at a few rounds after the last one, and writes when all receipts exist, or after so
 many later rounds without them. The writer of the next roll-up also writes the one before, if that is missing. Runs in
 the background with a store of its own: its failures are logged, nothing is retried, and no round depends on it.
-Decisions 0021 and 0053. Needs no torch.
+Decisions 0021 and 0057. Needs no torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A roll-up follows from the records of its rounds, so any reader can rebuild it. Numbers of telemetry and times of phases
 are rounded to six digits. Parsing is strict: columns of unlike lengths, unknown fields or names and numbers that do not
-fit are Corrupt, and a small object cannot unpack to a large one. Does no I/O. Decisions 0021 and 0053.
+fit are Corrupt, and a small object cannot unpack to a large one. Does no I/O. Decisions 0021 and 0057.
 """
 
 from __future__ import annotations
