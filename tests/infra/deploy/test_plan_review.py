@@ -72,6 +72,44 @@ def shown_rights(*changes: Change) -> list[str]:
     return [line.plain for line in plan_text.rights_lines(changes)]
 
 
+def statement(sid: str, *actions: str, resource: str = "arn:aws:s3:::acme/*") -> dict[str, object]:
+    condition = {"StringEquals": {"aws:SourceAccount": ["123456789012"], "aws:PrincipalTag/team": ["a", "b", "c"]}}
+    return {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": [resource], "Condition": condition}
+
+
+def test_changed_line_is_shown_with_its_whole_statement_and_no_other() -> None:
+    many = [f"s3:Get{number}" for number in range(12)]
+    before = {"Version": "1", "Statement": [statement("Same", "s3:*"), statement("Reads", *many), statement("Last")]}
+    after = {
+        **before,
+        "Statement": [*before["Statement"][:1], statement("Reads", *many[:11], "s3:Put"), statement("Last")],
+    }
+    document = RightsChange(document="role r: policy run", before=before, after=after)  # type: ignore[arg-type]
+    lines = shown_rights(change_of(rights=(document,)))
+    assert [line for line in lines if line.startswith(("  +", "  -"))][2:] == [
+        '  -        "s3:Get11"',
+        '  +        "s3:Put"',
+    ]
+    for whole in ('"Sid": "Reads"', '"Effect": "Allow"', '"s3:Get0"', '["arn:aws:s3:::acme/*"]', '"aws:SourceAccount"'):
+        assert sum(whole in line for line in lines) == 1, whole
+    assert not [line for line in lines if '"Same"' in line or '"Last"' in line]
+
+
+def test_changed_condition_of_google_is_shown_with_its_role() -> None:
+    bindings = [
+        {
+            "role": f"roles/r{n}",
+            "members": [f"serviceAccount:{n}"] * 4,
+            "condition": {"title": str(n), "expression": "x"},
+        }
+        for n in range(3)
+    ]
+    changed = {**bindings[1], "condition": {"title": "1", "expression": "true"}}
+    rights = RightsChange(document="bucket b", before=bindings, after=[bindings[0], changed, bindings[2]])
+    lines = shown_rights(change_of(rights=(rights,)))
+    assert [line.strip() for line in lines if "roles/" in line] == ['"role": "roles/r1",']
+
+
 def test_rights_that_differ_only_in_own_names_are_shown_once() -> None:
     shown = shown_rights(*(rights_of(number, on="runs/{b}/*", role="run-{b}-g1") for number in (0, 1, 2)))
     title = "role run-b-0-g1: policy (aws_role.b-{0..2}, each with its own name)"

@@ -295,12 +295,24 @@ def rights_lines(changes: Sequence[Change]) -> Iterator[Text]:
     for group in alike.values():
         (_, rights), addresses = group[0], [change.address for change, _ in group]
         more = f" ({_span(addresses)}, each with its own name)" if len(group) > 1 else ""
-        old, new = (_pretty(document) for document in (rights.before, rights.after))
+        old, new = (_pretty(document) for document in _changed_parts(rights.before, rights.after))
         title = readable(rights.document) + more
+        whole = len(old) + len(new)  # a changed statement with its name and resources, not some lines around the change
         for line in difflib.unified_diff(
-            old, new, title if old else "nothing", title if new else "nothing", lineterm=""
+            old, new, title if old else "nothing", title if new else "nothing", lineterm="", n=whole
         ):
             yield Text(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+
+
+def _changed_parts(old: Json, new: Json) -> tuple[Json, Json]:
+    """Both documents without the statements that are in both; whole, if nothing else differs than their order."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and "Statement" in old and "Statement" in new:
+        before, after = _changed_parts(old["Statement"], new["Statement"])
+        return {**old, "Statement": before}, {**new, "Statement": after}
+    if isinstance(old, list) and isinstance(new, list):
+        before, after = [part for part in old if part not in new], [part for part in new if part not in old]
+        return (before, after) if before or after else (old, new)
+    return old, new
 
 
 def _pretty(document: Json) -> list[str]:
