@@ -46,6 +46,19 @@ def test_rights_of_a_new_role_are_its_whole_policy(spec: str) -> None:
     assert "${" not in skerry("plan", spec, "-v").output
 
 
+def test_json_of_a_plan_has_unknown_values_in_words(spec: str, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    documents = [skerry("plan", spec, "--json").stdout, skerry("plan", spec, "--out", str(saved), "--json").stdout]
+    documents.append(skerry("show", str(saved), "--json").stdout)
+    assert "${aws_" in saved.read_text()
+    for document in documents:
+        assert "${" not in document
+        changes = {change["address"]: change for change in json.loads(document)["changes"]}
+        (policy,) = (r for r in changes["aws_role.b-0"]["rights"] if r["document"].endswith(": policy run"))
+        (listing, *_) = policy["after"]["Statement"]
+        assert listing["Resource"] == [{"unknown_until_apply": "(arn of aws_bucket.store)"}]
+
+
 def test_changed_rights_are_a_diff(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve")
     iam = skerry_sandbox.client("iam")

@@ -19,6 +19,7 @@ from rich.text import Text
 from skerry.infra.cost.prices import rounded
 from skerry.infra.deploy.plan_file import Review
 from skerry.infra.provision.apply import Progress
+from skerry.infra.provision.graph import in_words
 from skerry.infra.provision.planned_changes import DELETED_OUTSIDE, Action
 from skerry.runtime import contract
 
@@ -62,8 +63,6 @@ _DONE: Final = {
     Action.FORGET: "forgotten",
     Action.KEEP: "kept",
 }
-# As `graph.Ref` writes one; ${HOME} in a variable of the user's is none.
-_REFERENCE: Final = re.compile(r"\$\{([a-z0-9_]+\.[^{}]+)\.([a-z0-9_]+)\}")
 _SINGLE: Final = re.compile(r'\[\s+("(?:[^"\\]|\\.)*")\s+\]')
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
@@ -253,7 +252,7 @@ def _cells(group: Sequence[Change]) -> tuple[str, str, str]:
     addresses = first.address if len(group) == 1 else _span([change.address for change in group])
     name = first.name if len(group) == 1 else f"{len(group)} of them, e.g. {first.name}"
     where = f" ({first.region})" if first.region else ""
-    return addresses, f"{name}{where}", readable(first.why)
+    return addresses, f"{name}{where}", in_words(first.why)
 
 
 def _wrapped(line: str, width: int | None, *, indent: int) -> list[str]:
@@ -267,7 +266,7 @@ def _wrapped(line: str, width: int | None, *, indent: int) -> list[str]:
 
 def _details(change: Change, *, verbose: bool) -> Iterator[Text]:
     if change.because:
-        yield Text(f"        because: {readable(change.because)}")
+        yield Text(f"        because: {in_words(change.because)}")
     for difference in change.differences:
         yield from (Text(f"        {line}") for line in _difference(difference))
     if verbose and change.action in (Action.CREATE, Action.REPLACE):
@@ -296,7 +295,7 @@ def rights_lines(changes: Sequence[Change]) -> Iterator[Text]:
         (_, rights), addresses = group[0], [change.address for change, _ in group]
         more = f" ({_span(addresses)}, each with its own name)" if len(group) > 1 else ""
         old, new = (_pretty(document) for document in _changed_parts(rights.before, rights.after))
-        title = readable(rights.document) + more
+        title = in_words(rights.document) + more
         whole = len(old) + len(new)  # a changed statement with its name and resources, not some lines around the change
         for line in difflib.unified_diff(
             old, new, title if old else "nothing", title if new else "nothing", lineterm="", n=whole
@@ -318,12 +317,7 @@ def _changed_parts(old: Json, new: Json) -> tuple[Json, Json]:
 def _pretty(document: Json) -> list[str]:
     """The lines of a document; a list of one text stays in its line."""
     text = "" if document is None else json.dumps(document, indent=2)
-    return readable(_SINGLE.sub(r"[\1]", text)).splitlines()
-
-
-def readable(text: str) -> str:
-    """The text, with references to values that do not exist yet in words."""
-    return _REFERENCE.sub(r"(\2 of \1)", text)
+    return in_words(_SINGLE.sub(r"[\1]", text)).splitlines()
 
 
 def _difference(difference: Difference) -> list[str]:
@@ -354,7 +348,7 @@ def _difference(difference: Difference) -> list[str]:
 
 def _value(value: Json) -> str:
     """The whole value: a reviewer must see all of a policy."""
-    return readable(value if isinstance(value, str) else json.dumps(value))
+    return in_words(value if isinstance(value, str) else json.dumps(value))
 
 
 def _alike(changes: Iterable[Change], *, verbose: bool) -> list[list[Change]]:

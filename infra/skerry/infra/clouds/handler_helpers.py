@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from skerry.infra.provision.graph import Resource, as_json
+from skerry.infra.provision.graph import Resource, as_json, in_words
 from skerry.infra.provision.handler import Contents, StateRecord
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError
@@ -72,7 +72,7 @@ def of(kind: type[R], desired: Desired) -> R:
 def text(value: Value) -> str:
     """A setting that must be known by now. Raises Invalid if it waits for another resource."""
     if not isinstance(value, str):
-        raise Invalid(f"not known yet: {as_json(value)!r}")
+        raise Invalid(f"not known yet: {in_words(str(as_json(value)))!r}")
     return value
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from skerry.infra.deploy.plan_and_apply import Binding  # noqa: TC001  a parser reads annotations
+from skerry.infra.provision.graph import Json, in_words, without_references
 from skerry.infra.provision.planned_changes import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -138,12 +139,16 @@ def _changed_review(before: Review, after: Review) -> Iterator[str]:
 
 
 def to_json(saved: SavedPlan) -> str:
-    """The content of the file in one line."""
-    return _SAVED.dump_json(saved).decode()
+    """The content of the file in one line, for programs: values that do not exist yet are as in `document`."""
+    content = json.loads(_SAVED.dump_json(saved))
+    return json.dumps({**content, "changes": [_shown(change) for change in saved.changes]})
 
 
 def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
-    """The JSON document of `skerry plan --json`."""
+    """The JSON document of `skerry plan --json`.
+
+    A text that holds a value which does not exist yet is {"unknown_until_apply": its text with that in words}.
+    """
     counts = planned.plan.counts()
     return {
         "format": FORMAT,
@@ -153,13 +158,27 @@ def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
         "problems": list(planned.plan.problems),
         "notes": [*planned.plan.notes, *planned.plan.kept],
         "checks": [dataclasses.asdict(check) for check in planned.resolved.checks],
-        "changes": [_tree(change) for change in planned.plan.changes],
+        "changes": [_shown(change) for change in planned.plan.changes],
         "estimate": estimate.document(),
     }
 
 
 def _tree(change: Change) -> dict[str, Any]:
     return json.loads(_CHANGE.dump_json(change))
+
+
+def _shown(change: Change) -> dict[str, Json]:
+    """The change without references. Its reasons and the names of its documents stay texts."""
+    tree = _tree(change)
+    for document in tree["rights"]:
+        document["document"] = in_words(document["document"])
+    reasons: dict[str, Json] = {name: in_words(tree[name]) for name in ("why", "because")}
+    values = {name: without_references(value, unknown=_unknown) for name, value in tree.items()}
+    return {**values, **reasons}
+
+
+def _unknown(words: str) -> Json:
+    return {"unknown_until_apply": words}
 
 
 def _text(change: Change) -> str:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+# As `Ref` writes one; ${HOME} in a variable of the user's is none.
+_REFERENCE: Final = re.compile(r"\$\{([a-z0-9_]+\.[^{}]+)\.([a-z0-9_]+)\}")
 # Digits of a name's digest, enough to distinguish the groups of one run.
 _DIGEST: Final = 6
 
@@ -263,6 +265,25 @@ def as_json(value: Value) -> Json:
             return value
         case _:
             return [as_json(inner) for inner in value]
+
+
+def in_words(text: str) -> str:
+    """The text, with references to values that do not exist yet in words: "(arn of aws_role.b-0)"."""
+    return _REFERENCE.sub(r"(\2 of \1)", text)
+
+
+def without_references(value: Json, *, unknown: Callable[[str], Json]) -> Json:
+    """`value`, with each text that has references replaced by `unknown` of it in words; keys stay texts."""
+    match value:
+        case str():
+            words = in_words(value)
+            return value if words == value else unknown(words)
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return {in_words(name): without_references(inner, unknown=unknown) for name, inner in value.items()}
+        case _:
+            return [without_references(inner, unknown=unknown) for inner in value]
 
 
 def _plain(value: object) -> Value:

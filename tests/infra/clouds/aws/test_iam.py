@@ -99,7 +99,7 @@ class TestRoles(AwsHandlerSuite):
         Roles(aws).create(ONE)
         assert self.seen(aws, wanted(WAITING)).settings["policies"] == plain(ONE.settings["policies"])
         assert WAITING.needs() == {"aws_bucket.store"}
-        with pytest.raises(Invalid, match=r"unresolved reference: \$\{aws_bucket.store.arn\}"):
+        with pytest.raises(Invalid, match=r"before this is known: \(arn of aws_bucket.store\)"):
             policy_requests(wanted(WAITING))
 
     def test_role_inside_an_instance_profile_is_not_deleted(self, aws: Aws) -> None:

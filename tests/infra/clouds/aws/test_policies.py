@@ -71,7 +71,7 @@ def test_document_with_a_reference_cannot_be_sent() -> None:
     arn = Ref(address="aws_bucket.store", output="arn")
     waiting = document(replica_policy(bucket_arn=arn, prefix=PREFIX, slots=["batch-1"], group=None))
     assert {str(ref) for ref in refs(waiting)} >= {"${aws_bucket.store.arn}", f"${{aws_bucket.store.arn}}/{PREFIX}/*"}
-    with pytest.raises(Invalid, match="unresolved reference"):
+    with pytest.raises(Invalid, match=r"before this is known: \(arn of aws_bucket.store\)"):
         text_of(waiting)
 
 

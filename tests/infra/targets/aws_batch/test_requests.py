@@ -121,7 +121,7 @@ def test_requests_of_any_spec_match_the_service_models(
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     context = context_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
     (queue,) = of_kind(graph_of(context), Queue)
-    with pytest.raises(Invalid, match=r"waits for \$\{aws_batch_environment.batch.arn\}"):
+    with pytest.raises(Invalid, match=r"known: \(arn of aws_batch_environment.batch\)"):
         ready(requests.queue(wanted(queue, known=False)))
 
 

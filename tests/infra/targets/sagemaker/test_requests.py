@@ -84,5 +84,5 @@ def test_request_of_any_spec_matches_the_service_model(
 
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=r"waits for \$\{aws_role.sm-replicas.arn\}"):
+    with pytest.raises(Invalid, match=r"known: \(arn of aws_role.sm-replicas\)"):
         ready(requests.job(wanted(context_of(tmp_path, count=1), SMALL, known=False)))

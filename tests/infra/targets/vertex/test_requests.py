@@ -126,7 +126,7 @@ def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, t
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     (desired,) = wanted_of(context_of(tmp_path, count=1), known=False)
-    with pytest.raises(Invalid, match=r"waits for \$\{google_service_account.vertex-replicas.email\}"):
+    with pytest.raises(Invalid, match=r"known: \(email of google_service_account.vertex-replicas\)"):
         ready(requests.job(desired))
     assert requests.known_digest(desired) is None
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from skerry.infra.provision.graph import Ref
+from skerry.infra.provision.graph import Ref, in_words
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
@@ -308,4 +308,4 @@ def _sorted(value: Value) -> Value:
 
 
 def _unknown(value: object) -> str:
-    raise Invalid(f"cannot send a policy with an unresolved reference: {value}")
+    raise Invalid(f"cannot send a policy before this is known: {in_words(str(value))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from skerry.infra.provision.graph import Ref
+from skerry.infra.provision.graph import Ref, in_words
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def environment_list(environment: Value) -> list[Value]:
 def _ready(value: Value) -> object:
     match value:
         case Ref():
-            raise Invalid(f"cannot send a request that waits for {value}")
+            raise Invalid(f"cannot send a request before this is known: {in_words(str(value))}")
         case Mapping():
             return {name: _ready(inner) for name, inner in value.items()}
         case str() | None | bool() | int() | float():
