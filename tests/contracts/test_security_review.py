@@ -71,6 +71,42 @@ def lacking(named: list[list[str]], name: str, actions: Sequence[str]) -> list[s
     return [action for action in actions if not any(f"`{action}" in cell for cell in cells)] if cells else [name]
 
 
+def gaps(text: str) -> list[str]:
+    """The headers of tables without the columns "why" and "a holder could", and the rows in which one is empty."""
+    found: list[str] = []
+    width = 0
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            width = 0
+        elif not width:
+            width = len(cells)
+            found += [] if cells[-2:] == ["why", "a holder could"] else [line]
+        elif set(line) - set("|- ") and (len(cells) < width or not all(cells)):
+            found.append(line)
+    return found
+
+
+def test_each_row_has_its_reason_and_what_a_holder_could_do() -> None:
+    text = PAGE.read_text()
+    assert gaps(text) == []
+    row = next(line for line in text.splitlines() if line.startswith("| `ReadRun`"))
+    name, actions, why, could = row.strip("|").split(" | ")
+    for broken in (f"|{name} | {actions} | | {could}|", f"|{name} | {actions} | {why} | |", f"|{name} | {actions}|"):
+        assert gaps(text.replace(row, broken)) == [broken]
+    header = "| statement | actions | why | a holder could |"
+    assert gaps(text.replace(header, "| statement | actions | why | note |", 1)) == [
+        "| statement | actions | why | note |"
+    ]
+
+
+def test_each_place_has_a_section() -> None:
+    titles = " ".join(line for line in PAGE.read_text().splitlines() if line.startswith("## "))
+    for place in ("AWS: a replica", "AWS Batch", "SageMaker", "Google", "Vertex AI", "Kubernetes", "Slurm", "Modal"):
+        assert place in titles, place
+    assert "Hugging Face Jobs" in titles
+
+
 def test_statements_in_the_code_are_in_the_review() -> None:
     named = rows()
     missing = {
