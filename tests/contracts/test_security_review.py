@@ -134,7 +134,7 @@ def test_secrets_are_in_the_review(secret: Secret) -> None:
     assert lacking(rows(), statement.sid, statement.actions) == []
 
 
-@pytest.mark.parametrize("policy", ["operator-policy.json", "operator-policy-sagemaker.json"])
+@pytest.mark.parametrize("policy", [path.name for path in sorted(EXAMPLES.glob("operator-policy*.json"))])
 def test_statements_of_the_operator_are_in_the_review(policy: str) -> None:
     named = rows()
     statements = json.loads((EXAMPLES / policy).read_text())["Statement"]

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 POLICY: Final = Path(__file__).parents[3] / "infra/examples/operator-policy.json"
+KEY_POLICY: Final = POLICY.with_name("operator-policy-kms.json")
+KEY: Final = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+# The right on the bucket's key that a call needs (S3 user guide, "Using server-side encryption with AWS KMS keys").
+BY_KEY: Final = {
+    "s3:CompleteMultipartUpload": ("kms:Decrypt",),
+    "s3:CopyObject": ("kms:Decrypt", "kms:GenerateDataKey"),
+    "s3:CreateMultipartUpload": ("kms:Decrypt", "kms:GenerateDataKey"),
+    "s3:GetObject": ("kms:Decrypt",),
+    "s3:PutObject": ("kms:GenerateDataKey",),
+    "s3:UploadPart": ("kms:Decrypt",),
+}
 # The example's bucket, replaced by the user's own.
 EXAMPLE_BUCKET: Final = "acme-diloco"
 BUCKET: Final = "acme-skerry"
@@ -339,6 +350,24 @@ def test_policy_grants_exactly_the_rights_that_are_used(spec: str, sandbox: Sand
         for action in statement["Action"]
     }
     assert set(refused(sandbox, owners, elsewhere)) == tagging
+
+
+def test_operator_of_a_bucket_with_a_key_needs_its_policy_and_no_more(spec: str, sandbox: Sandbox) -> None:
+    path = Path(spec)
+    path.write_text(path.read_text().replace("aws: {", f"aws: {{kms_key: '{KEY}', "))
+    for command in (("plan",), ("apply", "--auto-approve"), ("status",), ("destroy", "--yes", "--data")):
+        skerry(*command, spec)
+    calls = [call for call in sandbox.calls if call.caller == "user/platform"]
+    used = {action for call in calls for action in BY_KEY.get(call.name, ())}
+    assert not any(call.service == "kms" for call in calls)
+    document = json.loads(KEY_POLICY.read_text())
+    (statement,) = document["Statement"]
+    assert (set(statement["Action"]), statement["Resource"]) == (used, KEY)
+    for action in used:
+        assert not allowed(action, {}, policy())
+        assert allowed(action, {"kms:viaservice": "s3.us-east-1.amazonaws.com"}, document)
+        for other in ("s3.eu-west-1.amazonaws.com", "ec2.us-east-1.amazonaws.com", ""):
+            assert not allowed(action, {"kms:viaservice": other}, document)
 
 
 def test_conditions_refuse_what_they_are_written_for(sandbox: Sandbox) -> None:
