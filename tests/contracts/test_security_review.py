@@ -73,7 +73,7 @@ def lacking(named: list[list[str]], name: str, actions: Sequence[str]) -> list[s
 
 def gaps(text: str) -> list[str]:
     """The headers of tables without the columns "why" and "a holder could", and the rows in which one is empty."""
-    found: list[str] = []
+    wrong: list[str] = []
     width = 0
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
@@ -81,10 +81,10 @@ def gaps(text: str) -> list[str]:
             width = 0
         elif not width:
             width = len(cells)
-            found += [] if cells[-2:] == ["why", "a holder could"] else [line]
+            wrong += [] if cells[-2:] == ["why", "a holder could"] else [line]
         elif set(line) - set("|- ") and (len(cells) < width or not all(cells)):
-            found.append(line)
-    return found
+            wrong.append(line)
+    return wrong
 
 
 def test_each_row_has_its_reason_and_what_a_holder_could_do() -> None:

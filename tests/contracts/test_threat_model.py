@@ -64,7 +64,7 @@ def linked(text: str) -> list[Path]:
     return [PAGE.parent / link for link in _LINK.findall(text) if "://" not in link]
 
 
-def test_claim_has_a_test_or_says_that_it_is_accepted() -> None:
+def test_each_claim_has_a_test_or_is_accepted() -> None:
     claims = rows_of(ATTACKER)
     assert len(claims) > 15
     for cells in claims:
