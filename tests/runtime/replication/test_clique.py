@@ -162,7 +162,7 @@ def test_bit_that_flips_in_transit_is_an_error_on_all_ranks() -> None:
         def damaging(self: Any, out: Any, into: Any) -> None:
             move(self, out, into)
             if rank == 3:
-                into[0][1][1] ^= 1
+                into[0][1][0][1] ^= 1
 
         transport.Phase.move = damaging  # type: ignore[method-assign]
         with pytest.raises(Corrupt, match="rank 3: a copy was damaged while it was sent: 2 from rank 2 to rank 3"):
@@ -230,9 +230,30 @@ def test_death_of_a_rank_is_an_error_on_all_others_by_the_deadline() -> None:
     assert isinstance(dead, RankError)
 
 
+def test_memory_to_pack_small_tensors_into_does_not_grow_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "PIECE_BYTES", 1000)
+    isend, packed = dist.isend, set[int]()
+
+    def recorded(piece: torch.Tensor, to: int, **more: Any) -> dist.Work | None:
+        packed.add(piece.untyped_storage().data_ptr())
+        return isend(piece, to, **more)
+
+    monkeypatch.setattr(dist, "isend", recorded)
+
+    def work(rank: int) -> None:
+        state = BasicTensorAwareStateDict([torch.full((n % 90,), rank + n / 7) for n in range(300)])
+        copies, _ = clique(1, 3).replicate(state, rank)
+        for owner, copy in enumerate(copies):
+            assert all(tensor.equal(torch.full((n % 90,), owner + n / 7)) for n, tensor in enumerate(copy.tensors))
+
+        assert 0 < len(packed) <= transport.PACKED
+
+    on_ranks(3, work)
+
+
 def test_pieces_through_a_device_arrive_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of NCCL, with the CPU as the device."""
-    monkeypatch.setattr(transport, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(transport, "DEVICE_PIECE_BYTES", 1000)
     monkeypatch.setattr(transport.Phase, "move", transport.Phase._move_by_device)
 
     def work(rank: int) -> None:

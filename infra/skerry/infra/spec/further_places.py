@@ -211,22 +211,25 @@ def _peers_problems(document: Document, kinds: TargetKinds, line: Where) -> Iter
     by_name = dict(zip(kinds.names, kinds.options, strict=True))
     options = [by_name.get(kind) if isinstance(kind, str) else None for kind in kinds_of_groups(document)]
     ranks = [None if kind is None else kind.written_ranks(document, index) for index, kind in enumerate(options)]
-    most = max((count for count in ranks if count is not None), default=None)
-    if most is None or None in ranks:
+    if not ranks or None in ranks:
         return
-    if most < 2:
+    counts = sorted({count for count in ranks if count is not None and count > 1})
+    if not counts:
         text = "protects against nothing: every replica has one rank, and no peer"
         yield document.problem((*line, "to"), f"{text}; remove the line, or use machines with several GPUs")
         return
-    copies = document.integer((*line, "copies"))
-    if copies is not None and copies > most:
-        yield document.problem((*line, "copies"), f"must be at most {most}, the ranks of a replica; got {copies}")
-    apart = document.integer((*line, "apart"))
-    if apart is not None and apart * (copies or 2) > most:
-        text = (
-            f"leaves no peer: {copies or 2} copies {apart} ranks apart need {apart * (copies or 2)} ranks, not {most}"
-        )
-        yield document.problem((*line, "apart"), f"{text}; write e.g. apart: 1")
+    written, apart = document.integer((*line, "copies")), document.integer((*line, "apart"))
+    copies = written or 2
+    if copies > counts[0]:
+        yield document.problem((*line, "copies"), f"must be at most {counts[0]}, the ranks of a replica; got {copies}")
+    elif (count := next((count for count in counts if count % copies), None)) is not None:
+        text = f"cannot divide the {count} ranks of a replica into groups of {copies}"
+        fitting = next((n for n in range(2, counts[0] + 1) if not any(count % n for count in counts)), None)
+        remedy = "use machines with as many GPUs" if fitting is None else f"write e.g. copies: {fitting}"
+        yield document.problem((*line, "copies"), f"{text}; {remedy}")
+    elif apart is not None and (count := next((n for n in counts if n % (apart * copies)), None)) is not None:
+        text = f"{copies} copies {apart} ranks apart need {apart * copies} ranks, or a multiple, not {count}"
+        yield document.problem((*line, "apart"), f"leaves no peer: {text}; write e.g. apart: 1")
 
 
 def _unreachable(document: Document, kinds: TargetKinds, line: Where, to: str) -> Iterator[Problem]:

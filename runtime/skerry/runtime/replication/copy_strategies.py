@@ -1,7 +1,7 @@
 """Replicates a state between the ranks of a clique, and retrieves copies: NVIDIA's strategies by name and meaning.
 
 The extension's `LocalCheckpointManager` and Megatron's logic can use these classes in the place of its own. Differences
-are improvements: CPU and GPU, every dtype, no call for each tensor, sealed copies, errors that all ranks raise.
+are improvements: CPU and GPU, every dtype, no call for each small tensor, sealed copies, errors that all ranks raise.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -66,7 +66,6 @@ class CliqueReplicationStrategy(ReplicationStrategy):
         self.local_group.deadline = deadline
         self.target_device = str(target_device)
         self._verify = verify
-        self._scratch: dict[torch.dtype, torch.Tensor] = {}
 
     def replicate(self, local_ckpt: TensorAwareStateDict, id_: Any) -> tuple[list[TensorAwareStateDict], list[Any]]:
         """See ReplicationStrategy. In the order of the group; the own copy has the tensors of `local_ckpt` itself.
@@ -75,7 +74,7 @@ class CliqueReplicationStrategy(ReplicationStrategy):
         """
         group = self.local_group
         phase, me = phase_of(group), group.my_global_rank
-        packed, error = attempt(lambda: pack(local_ckpt, verify=self._verify, scratch=self._scratch))
+        packed, error = attempt(lambda: pack(local_ckpt, verify=self._verify))
         header, buffers = packed or (None, [])
         headers = dict(zip(group.ranks, gather(phase, (header, id_)), strict=True))
         copies: list[TensorAwareStateDict] = []

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.replication.copy_placement import ExchangePlan
+    from skerry.runtime.replication.flat_buffers import Parts
     from skerry.runtime.replication.tensors_of_state_dict import TensorAwareStateDict
 
 T = TypeVar("T")
@@ -60,17 +61,15 @@ class Header(NamedTuple):
         return state
 
 
-def pack(
-    state: TensorAwareStateDict, *, verify: bool, scratch: dict[torch.dtype, torch.Tensor] | None = None
-) -> tuple[Header, list[torch.Tensor]]:
-    """The header and the buffers of a state, which stays whole. verify: seal it. scratch: see `flatten`."""
+def pack(state: TensorAwareStateDict, *, verify: bool) -> tuple[Header, list[Parts]]:
+    """The header and the buffers of a state, which stays whole. verify: seal it."""
     tensors = list(state.pop_tensors())
     try:
         hollow = pickle.dumps(state)
-        table, buffers = flatten(tensors, scratch)
+        table, buffers = flatten(tensors)
     finally:
         state.insert_tensors(tensors)
-    return Header(hollow, table, seal_of(unflatten(table, buffers)) if verify else None), buffers
+    return Header(hollow, table, seal_of(tensors) if verify else None), buffers
 
 
 class GroupWrapper:
@@ -175,18 +174,18 @@ class GroupWrapper:
             if lost:
                 raise NoReplicasAvailableError(lost)
             incoming: list[tuple[int, Hashable, Header, list[torch.Tensor]]] = []
-            out: list[tuple[int, torch.Tensor]] = []
+            out: list[tuple[int, Parts]] = []
             for sender, receiver, id_ in senders:
                 if sender == receiver == me:
                     received[id_] = my_data[id_]
                 elif sender == me:
-                    out += [(receiver, part) for part in buffers[id_]]
+                    out += [(receiver, parts) for parts in buffers[id_]]
                 elif receiver == me:
                     header = cast("Header", all_offers[sender][id_])  # of a good copy, so it is a sender
                     incoming.append((sender, id_, header, header.table.empty_buffers()))
-            phase.move(out, [(sender, part) for sender, _, _, parts in incoming for part in parts])
-            for sender, id_, header, parts in incoming:
-                received[id_] = header.state(parts, target_device, f"{id_!r} from rank {sender} to rank {me}")
+            phase.move(out, [(sender, [buffer]) for sender, _, _, whole in incoming for buffer in whole])
+            for sender, id_, header, whole in incoming:
+                received[id_] = header.state(whole, target_device, f"{id_!r} from rank {sender} to rank {me}")
 
         phase.agree(attempt(run)[1])
         return received
@@ -214,14 +213,14 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 def _offers(
     plan: ExchangePlan, my_data: Mapping[Any, TensorAwareStateDict], me: int, *, verify: bool
-) -> tuple[dict[Any, Header | str | None], dict[Any, list[torch.Tensor]]]:
+) -> tuple[dict[Any, Header | str | None], dict[Any, list[Parts]]]:
     """For each id that this rank may have to send: the header of a good copy, else the reason. And the buffers.
 
     None: a good copy that no other rank needs, which is not packed.
     """
     sent = {entry.id_ for entry in plan.entries if entry.receiver != me}
     offers: dict[Any, Header | str | None] = {}
-    buffers: dict[Any, list[torch.Tensor]] = {}
+    buffers: dict[Any, list[Parts]] = {}
     for id_ in plan.required_ids(me, alternates=True) & my_data.keys():
         state, offers[id_] = my_data[id_], None
         expected: str | None = getattr(state, _SEAL, None) if verify else None

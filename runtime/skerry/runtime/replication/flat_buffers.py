@@ -1,15 +1,15 @@
 """Lays tensors out as a few flat byte buffers, and seals what they hold.
 
 Every dtype and stride travels, because only bytes do. Tensors that share memory (tied weights) share it in the copy
-too, and travel once. The number of buffers grows with the large tensors only: spans of memory of at least SMALL bytes
-are sent as they lie, and all smaller ones of a dtype are packed into one buffer.
+too, and travel once. The number of buffers grows with the large tensors only: a span of memory of at least SMALL bytes
+is a buffer, and all smaller ones of a dtype are one, whose parts stay where they are until they are sent.
 """
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 import xxhash
@@ -20,6 +20,9 @@ from skerry.runtime.tensors.host_copies import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+Parts: TypeAlias = list[torch.Tensor]
+"""[N] uint8 tensors in CPU memory that are one buffer, one after the other."""
 
 SMALL: Final = 1 << 20
 """A copy of a smaller span costs less than a message of its own."""
@@ -63,14 +66,10 @@ class _Span:
         return empty.set_(self.storage, self.start, (self.stop - self.start,), (1,))
 
 
-def flatten(
-    tensors: Sequence[torch.Tensor], scratch: dict[torch.dtype, torch.Tensor] | None = None
-) -> tuple[Table, list[torch.Tensor]]:
-    """The layout of `tensors`, and their bytes as [N] uint8 buffers in CPU memory.
+def flatten(tensors: Sequence[torch.Tensor]) -> tuple[Table, list[Parts]]:
+    """The layout of `tensors`, and the buffers of their bytes: the tensors' own memory where that is the CPU's.
 
-    Buffers of large spans are the tensors' own memory where that is the CPU's. scratch: memory of the last call to pack
-    into again; new pages cost more than the copy. Raises Invalid for a tensor that is not
-    dense, or of a subclass, whose memory is not its value.
+    Raises Invalid for a tensor that is not dense, or of a subclass, whose memory is not its value.
     """
     plain = [_plain(number, tensor) for number, tensor in enumerate(tensors)]
     spans = _spans(plain)
@@ -90,22 +89,22 @@ def flatten(
         # A pickle of the extension's own manager cannot hold memory that is viewed as several dtypes.
         is_small = host.numel() < SMALL
         groups.setdefault(plain[span.tensors[0]].dtype if is_small else number, []).append(number)
-    views, buffers = dict[int, View](), list[torch.Tensor]()
+    views, buffers, sizes = dict[int, View](), list[Parts](), list[int]()
+    padding = torch.zeros(ALIGNMENT, dtype=torch.uint8)
     for numbers in groups.values():
-        begin = 0
+        begin, parts = 0, Parts()
         for number in numbers:
             for position in spans[number].tensors:
                 tensor = plain[position]
                 offset = begin + _first_byte(tensor) - spans[number].start
                 views[position] = View(len(buffers), offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
-            begin += data[number].numel() + -data[number].numel() % ALIGNMENT
-        if len(numbers) == 1:
-            buffers.append(data[numbers[0]])
-        else:
-            buffers.append(
-                _packed([data[number] for number in numbers], plain[spans[numbers[0]].tensors[0]].dtype, scratch)
-            )
-    return Table(tuple(views[position] for position in range(len(plain))), tuple(map(len, buffers))), buffers
+            size = data[number].numel()
+            pad = -size % ALIGNMENT if len(numbers) > 1 else 0
+            parts += [part for part in (data[number], padding[:pad]) if len(part)]
+            begin += size + pad
+        buffers.append(parts)
+        sizes.append(begin)
+    return Table(tuple(views[position] for position in range(len(plain))), tuple(sizes)), buffers
 
 
 def unflatten(table: Table, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -122,7 +121,9 @@ def unflatten(table: Table, buffers: Sequence[torch.Tensor]) -> list[torch.Tenso
 def seal_of(tensors: Sequence[torch.Tensor]) -> str:
     """The xxh3-128 of the dtypes, shapes and elements in order, however they lie in memory."""
     digest = xxhash.xxh3_128()
-    for tensor in on_host([tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]):
+    for each in tensors:
+        # One at a time: the host may have no memory for a second copy of what a device holds.
+        (tensor,) = on_host([each.detach().resolve_conj().resolve_neg()])
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         if tensor.numel():
             digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -163,18 +164,3 @@ def _spans(tensors: Sequence[torch.Tensor]) -> list[_Span]:
         spans[-1].stop = max(spans[-1].stop, stop)
         spans[-1].tensors.append(position)
     return spans
-
-
-def _packed(
-    parts: Sequence[torch.Tensor], dtype: torch.dtype, scratch: dict[torch.dtype, torch.Tensor] | None
-) -> torch.Tensor:
-    """The parts in one buffer, each followed by zeros up to a multiple of ALIGNMENT."""
-    zeros = torch.zeros(ALIGNMENT, dtype=torch.uint8)
-    pieces = [piece for part in parts for piece in (part, zeros[: -part.numel() % ALIGNMENT]) if piece.numel()]
-    if scratch is None:
-        return torch.cat(pieces) if pieces else zeros[:0]
-    size = sum(piece.numel() for piece in pieces)
-    if dtype not in scratch or scratch[dtype].numel() < size:
-        scratch[dtype] = torch.empty(size, dtype=torch.uint8)
-    packed = scratch[dtype][:size]
-    return torch.cat(pieces, out=packed) if pieces else packed

@@ -1,12 +1,14 @@
 """Moves bytes between ranks until a deadline, and lets all ranks of the job raise the same error.
 
-The number of calls does not grow with the tensors. On NCCL, data passes through buffers of PIECE_BYTES on the device.
+A call moves a piece of a buffer, so the number of calls grows with the bytes, and with the tensors that have a buffer
+of their own: those of at least a mebibyte. On NCCL, data passes through buffers of DEVICE_PIECE_BYTES on the device.
 """
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, cast
 
@@ -19,13 +21,18 @@ from skerry.runtime.ranks.interface import RankLost
 from skerry.runtime.replication.copy_placement import NoReplicasAvailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    Transfers = Sequence[tuple[int, torch.Tensor]]
-    """Global ranks, and the [N] uint8 buffers in CPU memory that go to them or come from them, in order."""
+    from skerry.runtime.replication.flat_buffers import Parts
 
-PIECE_BYTES: Final = 64 << 20
-"""Large enough for the link; on a device, two for each peer are its memory."""
+    Transfers = Sequence[tuple[int, Parts]]
+    """Global ranks, and the buffers that go to them or come from them, in order."""
+
+PIECE_BYTES: Final = 8 << 20
+"""Large enough for the link. PACKED pieces of buffers with several parts are memory of the host."""
+PACKED: Final = 3
+DEVICE_PIECE_BYTES: Final = 64 << 20
+"""Two for each peer are memory of the device."""
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     kind.__name__: kind for kind in (Corrupt, Invalid, Retryable, RankLost)
 }
@@ -65,33 +72,48 @@ class Phase:
         text = "; ".join(f"rank {rank}: {'; '.join(row[1:] if row[0] in _ERRORS else row)}" for rank, row in failed)
         raise _ERRORS.get(kind, Retryable)(text) from error
 
-    def exchange(
-        self, mine: Sequence[torch.Tensor], sizes: Mapping[int, Sequence[int]]
-    ) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, mine: Sequence[Parts], sizes: Mapping[int, Sequence[int]]) -> dict[int, list[torch.Tensor]]:
         """The buffers of the other ranks, by global rank, for those of this one. sizes: of each, in bytes."""
         received = {rank: [torch.empty(size, dtype=torch.uint8) for size in sizes[rank]] for rank in sizes}
         self.move(
             [(rank, buffer) for rank in sizes for buffer in mine],
-            [(rank, buffer) for rank, buffers in received.items() for buffer in buffers],
+            [(rank, [buffer]) for rank, buffers in received.items() for buffer in buffers],
         )
         return received
 
     def move(self, out: Transfers, into: Transfers) -> None:
         """Send and receive all buffers at once. Between two ranks they arrive in the order in which they are sent."""
         if self._device(self._group).type == "cpu":
-            works = [dist.irecv(piece, rank, group=self._group) for rank, piece in _pieces(into)]
-            works += [dist.isend(piece, rank, group=self._group) for rank, piece in _pieces(out)]
+            works = [dist.irecv(piece[0], rank, group=self._group) for rank, piece in _pieces(into, PIECE_BYTES)]
+            self._send(out)
             self._wait(works)
         else:
             self._move_by_device(out, into)
 
+    def _send(self, out: Transfers) -> None:
+        """Send all pieces. Memory to pack into is used again once its piece is sent."""
+        works: list[dist.Work | None] = []
+        packed: deque[tuple[torch.Tensor, dist.Work | None]] = deque()
+        for rank, piece in _pieces(out, PIECE_BYTES):
+            if len(piece) == 1:
+                works.append(dist.isend(piece[0], rank, group=self._group))
+                continue
+            if len(packed) < PACKED:
+                memory = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+            else:
+                memory, sent = packed.popleft()
+                self._wait([sent])
+            data = torch.cat(piece, out=memory[: sum(map(len, piece))])
+            packed.append((memory, dist.isend(data, rank, group=self._group)))
+        self._wait([*works, *(work for _, work in packed)])
+
     def _move_by_device(self, out: Transfers, into: Transfers) -> None:
         """Move one piece for each peer and direction at a time, through the device."""
         device = self._device(self._group)
-        queues = [_by_rank(_pieces(out)), _by_rank(_pieces(into))]
+        queues = [_by_rank(_pieces(direction, DEVICE_PIECE_BYTES)) for direction in (out, into)]
         while any(queues):
-            sends = {rank: queue.pop(0).to(device) for rank, queue in queues[0].items()}
-            targets = {rank: queue.pop(0) for rank, queue in queues[1].items()}
+            sends = {rank: torch.cat(queue.pop(0)).to(device) for rank, queue in queues[0].items()}
+            targets = {rank: queue.pop(0)[0] for rank, queue in queues[1].items()}
             receives = {rank: torch.empty_like(target, device=device) for rank, target in targets.items()}
             operations = [dist.P2POp(dist.isend, piece, rank, self._group) for rank, piece in sends.items()]
             operations += [dist.P2POp(dist.irecv, piece, rank, self._group) for rank, piece in receives.items()]
@@ -131,12 +153,27 @@ def _lines(error: Exception) -> tuple[str, ...]:
     return error.copies if isinstance(error, NoReplicasAvailableError) else (str(error),)
 
 
-def _pieces(transfers: Transfers) -> list[tuple[int, torch.Tensor]]:
-    return [(rank, piece) for rank, buffer in transfers if len(buffer) for piece in torch.split(buffer, PIECE_BYTES)]
+def _pieces(transfers: Transfers, size: int) -> Iterator[tuple[int, Parts]]:
+    """Each buffer in pieces of `size` bytes, the last one shorter."""
+    for rank, parts in transfers:
+        piece: Parts = []
+        room = size
+        for part in parts:
+            start = 0
+            while start < len(part):
+                stop = min(len(part), start + room)
+                piece.append(part[start:stop])
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    yield rank, piece
+                    piece, room = [], size
+        if piece:
+            yield rank, piece
 
 
-def _by_rank(pieces: Iterable[tuple[int, torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-    queues: dict[int, list[torch.Tensor]] = {}
+def _by_rank(pieces: Iterable[tuple[int, Parts]]) -> dict[int, list[Parts]]:
+    queues: dict[int, list[Parts]] = {}
     for rank, piece in pieces:
         queues.setdefault(rank, []).append(piece)
     return queues
