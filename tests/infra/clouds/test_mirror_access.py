@@ -77,7 +77,7 @@ def on_aws(*, goes_on: bool = False) -> Iterator[Replica]:
         role = Roles(aws).create(aws_kit.wanted(replace(ROLE, managed=(), policies=policies)))
         assert opened(f"s3://{OTHER_RUN}", sandbox.environment).create(keys.RUN, b"1")
         given = role_keys(role["arn"], "replica", aws_kit.REGION)
-        yield Replica(scheme="s3", environment={**sandbox.environment, **given})
+        yield Replica(scheme="s3", environment={**sandbox.environment, **given}, operator=sandbox.environment)
 
 
 def on_google(*, goes_on: bool = False) -> Iterator[Replica]:
@@ -95,7 +95,7 @@ def on_google(*, goes_on: bool = False) -> Iterator[Replica]:
         )
         BucketBindings(google).create(google_kit.wanted(binding))
         assert opened(f"gs://{OTHER_RUN}", sandbox.environment).create(keys.RUN, b"1")
-        yield Replica(scheme="gs", environment=sandbox.acting_as(email))
+        yield Replica(scheme="gs", environment=sandbox.acting_as(email), operator=sandbox.environment)
         assert list(sandbox.violations) == []
 
 

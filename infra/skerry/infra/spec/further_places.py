@@ -93,8 +93,8 @@ class FurtherPlace(Section):
     """Of a store: rounds between two copied checkpoints, 1 by default. Of peers: the time between two copies of the
     current round, 30s by default."""
     log: Annotated[Literal["every round", "checkpoints"], Field(examples=["every round"])] | None = None
-    """Of a store: when closed rounds are copied with their payloads. every round: none is lost; checkpoints, the
-    default: with each copied checkpoint, for less traffic."""
+    """Of a store: when closed rounds are copied with their payloads. every round: as soon as they are closed;
+    checkpoints, the default: with each copied checkpoint, for less traffic."""
     private: Annotated[bool, Field(examples=[True])] | None = None
     """Of a store: also copy what each replica alone has, its inner optimizer and data position. True by default."""
     max_usd: Annotated[float, Field(gt=0, le=MOST_USD, allow_inf_nan=False, examples=[50])] | None = None
@@ -129,7 +129,7 @@ class FurtherPlace(Section):
 
     @property
     def each_round(self) -> bool:
-        """True if a mirror loses no closed round that it has seen."""
+        """True if a mirror gets each closed round, and not with a checkpoint only."""
         return self.log == EVERY_ROUND
 
     @property

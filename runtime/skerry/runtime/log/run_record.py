@@ -102,9 +102,9 @@ class MirrorSettings(Record):
     """A copy of the run in another store, which its replicas keep.
 
     uri: of the mirror itself, below which nothing else is. every: rounds between two checkpoints in it. each_round: log
-    and payloads are copied after each round, and not with a checkpoint only, so that no closed round is lost. private:
-    also what each replica alone has. max_usd: of all copies together, at usd_per_gb for each 10^9 bytes that leave the
-    store's region; then copying ends. None has no limit.
+    and payloads are copied after each round, and not with a checkpoint only. private: also what each replica alone has.
+    max_usd: of all copies together, at usd_per_gb for each 10^9 bytes that leave the store's region; then copying ends.
+    None has no limit.
     """
 
     uri: Uri
