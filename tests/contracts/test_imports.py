@@ -43,7 +43,10 @@ TORCH_FREE = (
 )
 HEAVY = {"torch", "torchft", "numpy"}
 PRIVATE_OF_DILOCO = {"_fragments", "_model_fragment", "_outer_optimizer", "_model_fragments"}
-SDKS = {"boto3", "botocore", "google", "azure", "s3fs", "fsspec"}
+SDKS = {
+    *("boto3", "botocore", "google", "azure", "s3fs", "fsspec"),
+    *("lightkube", "httpx2", "huggingface_hub", "modal", "modal_proto", "grpclib"),
+}
 
 # Prints what the imports loaded, and what they did that an import must not do.
 PROBE = """

@@ -19,6 +19,7 @@ _LOADS: Final = """
 import json, sys
 from skerry.infra.cli.app import app
 known = {'boto3', 'google.auth', 'google.cloud.aiplatform_v1', 'sagemaker', 'docker', 'torch', 'moto', 'pandas'}
+known |= {'lightkube', 'httpx2', 'huggingface_hub', 'modal'}
 loaded = [sorted(known & set(sys.modules))]
 for words in json.loads(sys.argv[1]):
     try:

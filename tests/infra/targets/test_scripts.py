@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.deploy.account import DIGEST, IMAGE
-from tests.infra.targets.runs import BatchRun, HfJobsRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, VertexRun
 from tests.support.scripts import ROOT, dry_run, loads
 from tests.support.scripts import run as run_script
 
@@ -75,9 +75,20 @@ def test_scripts_show_their_usage(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr.strip()) == (2, "which spec? scripts/deploy-sagemaker SPEC")
 
 
-@pytest.mark.parametrize(("run", "sdk"), [(BatchRun, "boto3"), (VertexRun, "google.auth")], indirect=["run"])
-def test_plan_loads_only_the_sdk_of_its_cloud(run: TargetRun, sdk: str) -> None:
-    assert loads(run.environment, ["plan", str(run.write_spec())]) == [[], [sdk]]
+# The store of the last three is in S3.
+@pytest.mark.parametrize(
+    ("run", "sdks"),
+    [
+        (BatchRun, ["boto3"]),
+        (VertexRun, ["google.auth"]),
+        (KubernetesRun, ["boto3", "httpx2", "lightkube"]),
+        (HfJobsRun, ["boto3", "httpx2", "huggingface_hub"]),
+        (ModalRun, ["boto3", "modal"]),
+    ],
+    indirect=["run"],
+)
+def test_plan_loads_only_the_sdk_of_its_cloud(run: TargetRun, sdks: list[str]) -> None:
+    assert loads(run.environment, ["plan", str(run.write_spec())]) == [[], sdks]
 
 
 def test_all_commands_of_sagemaker_need_boto3_alone(sagemaker_run: SageMakerRun) -> None:
