@@ -51,9 +51,9 @@ OPTIONS = {batch.context_of: "instance_types: [c7i.large]", sagemaker.context_of
     [
         (batch, (batch.OFFER, WEST)),
         (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)),
-        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs, modal)),
+        *((kit, ()) for kit in (vertex, kubernetes, slurm, hf_jobs, modal)),
     ],
-    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs", "modal"],
+    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "slurm", "hf_jobs", "modal"],
 )
 def test_graph_of_the_example_is_frozen(kit: Any, offers: tuple[object, ...]) -> None:
     graph = kit.graph_of(ground_from(kit.EXAMPLE), *offers)
@@ -84,9 +84,9 @@ def test_job_has_the_variables_references_and_data_of_the_spec(kit: Any, tmp_pat
     [
         (batch, (batch.OFFER, WEST)),
         (sagemaker, (sagemaker.SMALL, sagemaker.DISKLESS)),
-        *((kit, ()) for kit in (vertex, kubernetes, hf_jobs, modal)),
+        *((kit, ()) for kit in (vertex, kubernetes, slurm, hf_jobs, modal)),
     ],
-    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "hf_jobs", "modal"],
+    ids=["aws_batch", "sagemaker", "vertex", "kubernetes", "slurm", "hf_jobs", "modal"],
 )
 def test_replica_that_is_added_changes_no_other_job(kit: Any, offers: tuple[object, ...]) -> None:
     before, after = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
 from tests.support.clocks import FakeClock
 
+from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.slurm import requests, responses
 from skerry.infra.targets.slurm.cluster import Answer, Cluster
@@ -18,7 +19,10 @@ from skerry.infra.targets.slurm.resource_graph import build_resources
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.provision.target_and_store_interfaces import RunContext
+
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
+EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/slurm.yaml"
 
 
 def jobs_of(
@@ -39,6 +43,11 @@ def jobs_of(
         Desired(resource=job, generation=0, run=context.run_uri, settings=job.settings())
         for job in build_resources(context, context.spec.replicas, variables or {})
     ]
+
+
+def graph_of(context: RunContext) -> Graph:
+    """Return the graph of a run whose store is a folder."""
+    return Graph(build_resources(context, context.spec.replicas, {}))
 
 
 def queue_line(desired: Desired, job: int, state: str, reason: str = "None", status: int = 0, restarts: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -29,19 +30,32 @@ run: tried
 store: {store}
 code: {{path: {root}/runtime/examples/tiny_gpt, command: [python, train.py, --width, "32", --layers, "1"]}}
 outer: {{rounds: 99, sync_every: 4}}
-faults: {{min_replicas: 2, grace: 10s, start_window: 120s}}
+faults: {{min_replicas: {minimum}, grace: 10s, start_window: 120s}}
 replicas:
-  - {{name: hpc, count: 2, target: {{kind: slurm, python: {python}, {target}}}}}
+  - {{name: hpc, count: {count}, target: {{kind: slurm, python: {python}, {target}}}}}
+"""
+# As sshd: a login has its own environment, and its shell runs the words after the destination as one line.
+SSH: Final = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+echo "$2" >> {folder}/logins
+shift 2
+exec env -i HOME={folder}/home PATH=/usr/bin:/bin SLURM_CONF={folder}/slurm.conf sh -c "$*"
 """
 
 
 class Run:
-    def __init__(self, site: SlurmSite, folder: Path, target: str) -> None:
-        self.site = site
+    def __init__(self, folder: Path, target: str, *, count: int = 2, minimum: int = 2) -> None:
+        self._folder = folder
+        self._target = target
+        self._minimum = minimum
         self.spec = folder / "skerry.yaml"
-        store = (folder / "store").as_uri()
-        self.store: Store = open_store(f"{store}/tried")
-        text = SPEC.format(store=store, root=ROOT, python=sys.executable, target=target)
+        self.store: Store = open_store(f"{(folder / 'store').as_uri()}/tried")
+        self.write_spec(count)
+
+    def write_spec(self, count: int) -> None:
+        values = {"store": (self._folder / "store").as_uri(), "root": ROOT, "python": sys.executable}
+        text = SPEC.format(**values, target=self._target, count=count, minimum=self._minimum)
         self.spec.write_text(text)
 
     def skerry(self, verb: str, *more: str, code: int = 0) -> str:
@@ -52,8 +66,11 @@ class Run:
     def jobs(self) -> Mapping[str, Mapping[str, Any]]:
         return {str(job["slot"]): job for job in json.loads(self.skerry("status", "--json").splitlines()[-1])["jobs"]}
 
+    def closed(self) -> int:
+        return len(self.store.list(keys.COMMITS))
+
     def until_closed(self, rounds: int) -> None:
-        until(lambda: len(self.store.list(keys.COMMITS)) >= rounds)
+        until(lambda: self.closed() >= rounds)
 
     def receipt_keys(self, round_number: int) -> list[str]:
         return [keys.receipt(round_number, slot) for slot in ("hpc-0", "hpc-1")]
@@ -73,7 +90,7 @@ def cluster(site: SlurmSite, monkeypatch: pytest.MonkeyPatch) -> SlurmSite:
 
 
 def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: SlurmSite, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path, "partition: main, time: 1h")
+    run = Run(tmp_path, "partition: main, time: 1h")
     run.skerry("apply", "--auto-approve")
     run.until_closed(1)
     first = run.jobs()
@@ -86,14 +103,16 @@ def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: 
     jobs = run.jobs()
     assert jobs["hpc-0"]["why"].startswith("was requeued, and waits for its next start")
     assert (jobs["hpc-1"]["exit_code"], jobs["hpc-1"]["again"]) == (137, True)
+    # No round closes without both, so the next one is of their next starts.
+    next_round = run.closed()
     run.skerry("apply", "--auto-approve")
-    run.until_closed(3)
+    run.until_closed(next_round + 1)
     jobs = run.jobs()
     assert (jobs["hpc-0"]["job"], jobs["hpc-0"]["attempt"]) == (first["hpc-0"]["job"], 2)
     assert jobs["hpc-1"]["job"] != first["hpc-1"]["job"]
 
-    until(lambda: all(run.store.read(name) for name in run.receipt_keys(2)))
-    receipts = [Receipt.parse(run.store.read(name) or b"", name) for name in run.receipt_keys(2)]
+    until(lambda: all(run.store.read(name) for name in run.receipt_keys(next_round)))
+    receipts = [Receipt.parse(run.store.read(name) or b"", name) for name in run.receipt_keys(next_round)]
     assert len({(receipt.commit, receipt.averages, receipt.state) for receipt in receipts}) == 1
     assert receipts[0].state is not None
 
@@ -111,7 +130,7 @@ def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: 
 
 
 def test_status_names_a_time_above_the_limit_of_the_partition(cluster: SlurmSite, tmp_path: Path) -> None:
-    run = Run(cluster, tmp_path, "partition: short, time: 1h")
+    run = Run(tmp_path, "partition: short, time: 1h")
     assert "short allows 00:10:00, and time is 60 minutes: the jobs would wait for ever" in run.skerry("plan")
     run.skerry("apply", "--auto-approve")
     job = run.jobs()["hpc-0"]
@@ -120,3 +139,35 @@ def test_status_names_a_time_above_the_limit_of_the_partition(cluster: SlurmSite
     assert re.match("it can never start: (the partition does not allow its time|its time is more)", job["why"])
     run.skerry("destroy", "--data", "--yes")
     assert not cluster.call("squeue", "--noheader", "--states=pending,running").strip()
+
+
+def test_login_by_ssh_runs_a_job_that_slurm_requeues_before_its_time_limit(
+    site: SlurmSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All commands go through a program `ssh`, as on a machine without Slurm. Slurm's own signal comes at half a minute
+    to a minute of two. A replica that is added leaves the job of the other as it is.
+    """
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    for folder in ("bin", "operator"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH.format(folder=site.folder))
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", f"{tmp_path}/operator")
+    run = Run(tmp_path, "login: ada@login.example, partition: main, time: 2m", count=1, minimum=1)
+    run.skerry("apply", "--auto-approve")
+    run.until_closed(1)
+    first = str(run.jobs()["hpc-0"]["job"])
+    until(lambda: " Restarts=1 " in site.call("scontrol", "--oneliner", "show", "job", first))
+    assert "exit code 10 of start 0; the job is requeued" in run.skerry("logs")
+
+    run.write_spec(2)
+    run.skerry("apply", "--auto-approve")
+    before = run.closed()
+    run.until_closed(before + 2)
+    jobs = run.jobs()
+    assert (str(jobs["hpc-0"]["job"]), jobs["hpc-0"]["attempt"], len(jobs)) == (first, 2, 2)
+    run.skerry("destroy", "--data", "--yes")
+    assert not site.call("squeue", "--noheader", "--states=pending,running").strip()
+    assert set((site.folder / "logins").read_text().split()) == {"ada@login.example"}
+    assert not list((tmp_path / "operator").rglob("*.log"))
