@@ -13,6 +13,8 @@ from skerry.infra.run import code_archive
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from skerry.testing.sandbox import Sandbox
 
 QUEUE = "aws_batch_queue.b"
@@ -166,6 +168,39 @@ def test_follow_reads_logs_until_the_jobs_end(spec: str, skerry_sandbox: Sandbox
     )
     output = json.loads(skerry("status", spec, "--json", "--set", "replicas[0].count=2").stdout)
     assert [(job["slot"], job["condition"]) for job in output["jobs"]] == [("b-0", "done"), ("b-1", "done")]
+
+
+RUN = "s3://acme-skerry/runs/tiny"
+
+
+def test_logs_by_uri_find_the_jobs_in_the_state(
+    spec: str, skerry_sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skerry("apply", spec, "--auto-approve", "--set", "replicas[0].count=2")
+    batch = skerry_sandbox.client("batch")
+    jobs = batch.list_jobs(jobQueue=queue_of(skerry_sandbox), jobStatus="RUNNABLE")["jobSummaryList"]
+    for job in jobs:
+        skerry_sandbox.batch.write(job["jobId"], f"hello of {job['jobName']}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    lines = skerry("logs", RUN).output.splitlines()
+    assert [line.split("] hello of ")[0] for line in lines] == ["[b-0", "[b-1"]
+    assert skerry("logs", RUN, "--replica", "b-1").output.splitlines() == lines[1:]
+    assert "choose one of b-0, b-1" in skerry("logs", RUN, "--replica", "b-7", code=2).stderr
+
+
+def test_logs_of_a_uri_name_the_next_step_without_jobs_or_their_account(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    s3 = skerry_sandbox.client("s3")
+    key = max(entry["Key"] for entry in s3.list_objects_v2(Bucket="acme-skerry", Prefix="runs/tiny/state/")["Contents"])
+    state = json.loads(s3.get_object(Bucket="acme-skerry", Key=key)["Body"].read())
+    state["accounts"] = {"aws": "999999999999"}
+    s3.put_object(Bucket="acme-skerry", Key=key, Body=json.dumps(state).encode())
+    assert "are in aws 999999999999, and these credentials are of 123456789012: use others, or name the spec" in (
+        skerry("logs", RUN, code=1).stderr
+    )
+    delete_state(skerry_sandbox)
+    assert "no jobs in its store: go to the folder of its spec" in skerry("logs", RUN, code=1).stderr
 
 
 def test_commands_without_state_name_the_regions_that_they_searched(spec: str, skerry_sandbox: Sandbox) -> None:

@@ -342,7 +342,12 @@ def logs(
                 cloud_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
         only = replica if replica is None or spec is None else spec.spec.slot(replica)
-        workspace = _workspace_of(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
+        workspace = _workspace_near(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
+        if workspace is None:
+            with errors_as_exit_codes(service=CLOUD):
+                store = _open_run(run, ())[0]
+                cloud_run_commands.logs_of_uri(store, follow=follow, replica=replica, verbose=verbose)
+            return
         tails: dict[Path, LogTail] = {}
         clock = SystemClock()
         while True:
@@ -417,17 +422,14 @@ def _run_and_round(run: str, round_number: int | None) -> tuple[str, int | None]
     return (str(DEFAULT_SPEC), int(run)) if round_number is None and run.isdecimal() else (run, round_number)
 
 
-def _workspace_of(uri: str) -> Workspace:
-    """The folder that `up` made for the run at a URI, here or beside its store. Raises SkerryError if there is none."""
+def _workspace_near(uri: str) -> Workspace | None:
+    """The folder that `up` made for the run at a URI, here or beside its store; None if there is none."""
     name = _open_run(uri, ())[1].now.name
     near = [Path.cwd(), *Path(uri.removeprefix(FILE)).parents[:_NEAR]] if uri.startswith(FILE) else [Path.cwd()]
     for workspace in (Workspace(folder / model.WORK_FOLDER / name) for folder in near):
         if workspace.uri_file.is_file() and workspace.uri_file.read_text() == uri:
             return workspace
-    raise SkerryError(
-        f"no lines of the replicas of {uri} at {Path.cwd()}: go to the folder of its spec on the machine that started "
-        f"it, or name the spec of its jobs; `skerry doctor {uri}` shows how each replica ended"
-    )
+    return None
 
 
 def _refuse_running(uri: str, *, data: bool) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,7 +23,7 @@ from skerry.infra.cli.live_run_table import open_screen
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.status_participation import mirrors_so_far, participation_so_far
 from skerry.infra.deploy import plan_file, read_clouds, removal
-from skerry.infra.deploy.deployment_jobs import searched_places
+from skerry.infra.deploy.deployment_jobs import JobLogs, searched_places
 from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.deploy.plan_and_apply import (
     apply_plan,
@@ -34,6 +35,7 @@ from skerry.infra.deploy.plan_and_apply import (
     without_jobs,
 )
 from skerry.infra.deploy.prepared_deployment import Deployment, prepare
+from skerry.infra.deploy.recorded_jobs import recorded_jobs
 from skerry.infra.deploy.tagged_resources import spec_regions
 from skerry.infra.observe.live_replicas import shown
 from skerry.infra.observe.read_participation import read_participation
@@ -41,7 +43,7 @@ from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Conflict, Invalid, Unauthorized
+from skerry.runtime.errors import Conflict, Invalid, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
     from skerry.infra.cli.deployed_watch import Look
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.apply import Outcome
     from skerry.infra.provision.target_and_store_interfaces import JobView
     from skerry.infra.spec.model import SpecFile
+    from skerry.runtime.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +202,23 @@ def logs(spec: SpecFile, *, follow: bool, replica: str | None, verbose: bool) ->
         typer.echo(f"{job_text.searched_line(searched_places(deployment))}; {ended}", err=True)
     slot = None if replica is None else spec.spec.slot(replica)
     with on_signal(stop.set):
-        print_lines(deployed_watch.logs(deployment, slot, follow=follow, verbose=verbose, stop=stop))
+        print_lines(deployed_watch.logs(JobLogs.of(deployment), slot, follow=follow, verbose=verbose, stop=stop))
+
+
+def logs_of_uri(store: Store, *, follow: bool, replica: str | None, verbose: bool) -> None:
+    """Print the lines of the jobs that the state in the store of a run names. Raises SkerryError if there are none."""
+    recorded, stop = recorded_jobs(store, SystemClock(), os.environ), threading.Event()
+    slots = [view.slot for _, view in recorded.list_jobs()]
+    if not slots:
+        raise SkerryError(
+            f"no lines of the replicas of {store.uri} at {Path.cwd()}, and no jobs in its store: go to the folder of "
+            "its spec on the machine that ran `skerry up`, or name the spec of its jobs; "
+            f"`skerry doctor {store.uri}` shows how each replica ended"
+        )
+    if replica is not None and replica not in slots:
+        raise Invalid(f"no job of {replica!r}; choose one of {', '.join(slots)}")
+    with on_signal(stop.set):
+        print_lines(deployed_watch.logs(recorded, replica, follow=follow, verbose=verbose, stop=stop))
 
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.cli.common import print_lines
 from skerry.infra.cli.job_text import job_lines
 from skerry.infra.cli.supervisor_output_text import is_shown, log_line
-from skerry.infra.deploy.deployment_jobs import list_jobs, read_jobs, read_log
+from skerry.infra.deploy.deployment_jobs import list_jobs, read_jobs
 from skerry.infra.deploy.read_clouds import find_run_store, read_move
 from skerry.infra.deploy.restart_lost import LostJobRestarter
 from skerry.infra.local.up_destroy_events import RoundsMissed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from skerry.infra.cli.live_run_table import Screen
+    from skerry.infra.deploy.deployment_jobs import JobLogs
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.deploy.restart_lost import StopRequest
@@ -133,19 +134,17 @@ class Watch:
                 yield line
 
 
-def logs(
-    deployment: Deployment, slot: str | None, *, follow: bool, verbose: bool, stop: threading.Event
-) -> Iterator[Text]:
+def logs(of: JobLogs, slot: str | None, *, follow: bool, verbose: bool, stop: threading.Event) -> Iterator[Text]:
     """The lines of all replicas, or of one slot, each prefixed with its slot; follow: until no job waits or runs.
 
     verbose: with the protocol's events.
     """
     cursors: dict[str, str] = {}
     while True:
-        pairs = [(job, view) for job, view in list_jobs(deployment) if slot in (None, view.slot)]
+        pairs = [(job, view) for job, view in of.list_jobs() if slot in (None, view.slot)]
         # Determined before reading: lines written until then are read below.
         running = follow and any(view.condition is Condition.READY for _, view in pairs)
-        lines = [line for job, _ in pairs for line in read_log(deployment, job, cursors.get(job.address))]
+        lines = [line for job, _ in pairs for line in of.read_log(job, cursors.get(job.address))]
         addresses = {view.slot: job.address for job, view in pairs}
         for line in lines:
             cursors[addresses[line.slot]] = line.cursor
@@ -154,4 +153,4 @@ def logs(
                 yield log_line(line.slot, line.text)
         if not running or stop.is_set():
             return
-        deployment.clock.pause(_LOGS_S, stop)
+        of.clock.pause(_LOGS_S, stop)

@@ -24,12 +24,13 @@ from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.handler import StateRecord
     from skerry.infra.provision.state import Entry, State
     from skerry.infra.provision.target_and_store_interfaces import JobView, LogLine, Target
+    from skerry.runtime.clock import Clock
 
 _PARALLEL_STOPS: Final = 16
 
@@ -65,7 +66,7 @@ def read_jobs(deployment: Deployment, *, unfinished: bool = True) -> JobList:
     except SkerryError as error:
         unasked[f"the store for the state of {deployment.run}"] = error
     with contextlib.suppress(SkerryError):  # the place is asked again below, and that error counts
-        state = with_revived(deployment, state)
+        state = with_revived(deployment.run, deployment.handlers, state)
     newest = _newest(deployment, state)
     jobs: list[tuple[StateRecord, JobView]] = []
     for target in deployment.all_targets:
@@ -101,6 +102,24 @@ def list_jobs(deployment: Deployment) -> list[tuple[StateRecord, JobView]]:
 def read_log(deployment: Deployment, job: StateRecord, cursor: str | None) -> Iterator[LogLine]:
     """The lines that a job has written after `cursor`."""
     return next(target for target in deployment.all_targets if job.kind == target.job_kind).logs(job, cursor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLogs:
+    """The jobs of a run and their lines: `list_jobs` and `read_log` of one that is named by its spec or its URI."""
+
+    clock: Clock
+    list_jobs: Callable[[], Sequence[tuple[StateRecord, JobView]]]
+    read_log: Callable[[StateRecord, str | None], Iterator[LogLine]]
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> JobLogs:
+        """Those of a deployment."""
+        return cls(
+            clock=deployment.clock,
+            list_jobs=lambda: list_jobs(deployment),
+            read_log=lambda job, cursor: read_log(deployment, job, cursor),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +177,7 @@ def stop_jobs(deployment: Deployment, to_stop: JobsToStop) -> Mapping[str, Skerr
     def stop(job: StateRecord) -> SkerryError | None:
         try:
             if is_revivable(job):
-                revivable_handler(deployment, job).forbid_revival(job)
+                revivable_handler(deployment.handlers, job).forbid_revival(job)
             if job in to_stop.live:
                 deployment.handlers[job.kind].delete(job)
         except SkerryError as error:

@@ -115,7 +115,7 @@ def make_plan(
     to_replace: addresses that get a new generation in any case. at_once: calls to a cloud in flight.
     Raises Conflict if the state's resources are in another account.
     """
-    state = with_revived(deployment, read_state(deployment))
+    state = with_revived(deployment.run, deployment.handlers, read_state(deployment))
     tagged = _list_tagged_entries(deployment) if state is None else ()
     entries = {entry.id: entry for entry in (tagged if state is None else state.entries)}
     resolved = resolve(deployment) if resolved is None else resolved

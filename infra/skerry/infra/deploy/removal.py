@@ -97,7 +97,7 @@ class Removed:
 
 def plan_removal(deployment: Deployment) -> Removal:
     """Lists what `destroy` would delete now. Changes nothing. Raises Conflict if resources are in another account."""
-    state, bucket = with_revived(deployment, read_state(deployment)), read_bucket(deployment)
+    state, bucket = with_revived(deployment.run, deployment.handlers, read_state(deployment)), read_bucket(deployment)
     if state is not None and state.accounts:
         check_accounts(deployment, state, read_accounts(deployment))
     entries = {} if state is None else state.by_id()

@@ -15,8 +15,7 @@ from skerry.runtime import contract
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.deploy.prepared_deployment import Deployment
-    from skerry.infra.provision.handler import RevivableJobHandler, StateRecord
+    from skerry.infra.provision.handler import Handler, RevivableJobHandler, StateRecord
     from skerry.infra.provision.state import State
     from skerry.infra.provision.state_store import LockedState
 
@@ -27,15 +26,16 @@ def is_revivable(record: StateRecord) -> bool:
     return isinstance(environment, dict) and contract.REVIVE in environment
 
 
-def revivable_handler(deployment: Deployment, record: StateRecord) -> RevivableJobHandler:
+def revivable_handler(handlers: Mapping[str, Handler], record: StateRecord) -> RevivableJobHandler:
     """The handler of a job for which `is_revivable` is true."""
-    return cast("RevivableJobHandler", deployment.handlers[record.kind])
+    return cast("RevivableJobHandler", handlers[record.kind])
 
 
-def with_revived(deployment: Deployment, state: State | None) -> State | None:
+def with_revived(run: str, handlers: Mapping[str, Handler], state: State | None) -> State | None:
     """The state, with the newest revived job of each slot instead of all its earlier ones. Changes nothing.
 
-    Asks only the services of jobs that replicas may start again. Raises what they raise.
+    run: its URI. handlers: by kind of resource. Asks only the services of jobs that replicas may start again. Raises
+    what they raise.
     """
     if state is None:
         return None
@@ -46,7 +46,7 @@ def with_revived(deployment: Deployment, state: State | None) -> State | None:
     revived: dict[str, StateRecord] = {}
     for kind in {record.kind for record in newest.values()}:
         records = [record for record in newest.values() if record.kind == kind]
-        revived |= revivable_handler(deployment, records[0]).list_revived(deployment.run, records)
+        revived |= revivable_handler(handlers, records[0]).list_revived(run, records)
     if not revived:
         return state
     others = (entry for entry in state.entries if entry.record.address not in revived)
