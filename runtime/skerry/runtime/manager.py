@@ -420,6 +420,11 @@ class ObjectStoreManager:
         """Take in values of one inner step; the round's record keeps their means. Raises Invalid for too many names."""
         self.lifecycle.rounds.round.telemetry.report(values)
 
+    @property
+    def unrecorded_metrics(self) -> dict[str, float]:
+        """The means of what was reported in the current round; after the last one no contribution has them."""
+        return self.lifecycle.rounds.round.telemetry.metrics
+
     def evaluating(self) -> AbstractContextManager[None]:
         """Within it nothing is trained: its time counts neither for this replica's pace nor for its round."""
         return self.lifecycle.evaluating()

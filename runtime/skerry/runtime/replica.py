@@ -106,12 +106,12 @@ class _Evaluations:
         self._functions.append((function, every))
 
     def run(self, manager: ObjectStoreManager) -> None:
-        """Call those that are due at the begin of this round, once."""
-        closed = manager.current_step()
+        """Call those that are due at the begin of this round, once; after the last round of the run all."""
+        closed, is_last = manager.current_step(), manager.finished
         if manager.inner_steps or closed in {0, self._evaluated}:
             return
         self._evaluated = closed
-        for function in (function for function, every in self._functions if closed % every == 0):
+        for function in (function for function, every in self._functions if is_last or closed % every == 0):
             with manager.evaluating(), manager.shared_parameters():
                 metrics = function()
             manager.report_metrics({name: float(value) for name, value in (metrics or {}).items()})
@@ -229,9 +229,9 @@ class Replica(SlotNumbers):
         manager = self._the_manager()
         while not manager.any_rank(self._stopping.is_set()):
             manager.catch_up(inner_optimizer)
+            self._evaluations.run(manager)
             if manager.finished:
                 return
-            self._evaluations.run(manager)
             self._step = max(self._step + 1, manager.current_step() * self._steps_per_round + manager.inner_steps)
             if schedule is not None:
                 advance(schedule, self._step if self.total_steps is None else min(self._step, self.total_steps))
@@ -248,10 +248,10 @@ class Replica(SlotNumbers):
         return self._the_manager().evaluating()
 
     def evaluate(self, function: Callable[[], Mapping[str, float] | None], *, every: int = 1) -> None:
-        """Call `function` on the shared parameters after every so many rounds, right after the commit.
+        """Call `function` on the shared parameters after every so many rounds and after the last, after the commit.
 
         `steps` calls it before the next inner step; this replica's own parameters are restored after it. What it
-        returns, such as {"val_loss": 1.7}, is recorded in the round that begins, so it is not called after the last.
+        returns, such as {"val_loss": 1.7}, is recorded in the round that begins, or else with this replica's end.
         Call this before the first step, on the replicas that evaluate. Raises Invalid unless `every` is at least 1.
         """
         self._evaluations.add(function, every)
@@ -367,6 +367,7 @@ class Replica(SlotNumbers):
             loss_first=self._losses[0] if self._losses else None,
             loss_last=self._losses[-1] if self._losses else None,
             ended=self._clock.utc_text(),
+            metrics=(self._manager.unrecorded_metrics or None) if self._manager.finished else None,
         )
         RunLog(self._store, self.run).create(keys.outcome(self.slot, presence.incarnation), outcome)
         emit("ended", {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
+from tests.kit.records import outcome
 
 from skerry.infra.observe.pace_of_recent_rounds import hidden_share, phases_of
 from skerry.infra.observe.run_settings import RunSettings
@@ -275,3 +276,17 @@ def test_time_of_an_exchange_behind_training_is_counted_as_training() -> None:
         for old, new in zip(before.replicas, after.replicas, strict=True):
             assert phases_of(new)["upload"] == pytest.approx(phases_of(old)["upload"] / 4)
             assert phases_of(new).get("train") == phases_of(old).get("train")
+
+
+def test_evaluation_after_the_last_round_ends_the_curve_of_its_metric() -> None:
+    run = SmallRun(rounds=11)
+    history = run.history()
+    ends = [outcome(start.slot, round=11, metrics={"val_loss": 1.5}) for start in history.starts[:2]]
+    ends.append(outcome("west-0", round=8, metrics={"val_loss": 9.0}))  # before the run was extended
+    starts = [replace(start, outcome=end) for start, end in zip(history.starts, ends, strict=False)]
+    facts = run.facts(history=replace(history, starts=(*starts, history.starts[-1])))
+    (curve,) = [curve for curve in facts.metrics if curve.name == "val_loss"]
+    assert [point.round for point in curve.points] == [0, 5, 10, 11]
+    assert (curve.points[-1].mean, curve.points[-1].replicas) == (1.5, 2)
+    assert any("1.500 in round 11, lowest 1.500 in round 11" in text for text in facts.answers[0].sentences)
+    assert page(facts).count("1.500") >= 2

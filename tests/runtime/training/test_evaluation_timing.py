@@ -25,6 +25,7 @@ from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store.memory import MemoryStore
 
@@ -141,12 +142,16 @@ def train(replica: Replica, seen: list[tuple[int, bool, bool]]) -> None:
             after.append(before)
 
 
-def test_function_is_called_on_shared_parameters_after_every_second_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [5, 6])
+def test_function_is_called_on_shared_parameters_after_every_second_round(tmp_path: Path, rounds: int) -> None:
+    """Also after the last round, whether it is a second one or not: that is the model which a user exports."""
     uri = (tmp_path / "run").as_uri()
-    store, seen = create_run(uri, rounds=6, fragments=2, sync_every=2 * STEPS), list[tuple[int, bool, bool]]()
+    store, seen = create_run(uri, rounds=rounds, fragments=2, sync_every=2 * STEPS), list[tuple[int, bool, bool]]()
     with connect(variables(uri)) as replica:
         train(replica, seen)
-    assert seen == [(2, True, False), (4, True, False)], "not at the end of the run, which has no record"
+    assert seen == [(2, True, False), (4, True, False), (rounds, True, False)]
+    end = Outcome.parse(store.read(key := keys.outcome("r-0", 0)) or b"", key)
+    assert (end.status, end.metrics) == ("done", {"val_loss": float(rounds)})
     recorded = {c.round: c.telemetry.metrics for c in contributions(store) if c.telemetry is not None}
     assert {number: metrics for number, metrics in recorded.items() if metrics} == {
         2: {"val_loss": 2.0},

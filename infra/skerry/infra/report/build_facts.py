@@ -80,7 +80,7 @@ def build_facts(sources: Sources) -> ReportFacts:
     seconds = seconds_by_replica(history.rounds, views)
     taken = count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
     loss = loss_curve(history.rounds)
-    metrics, left_out = metric_curves(history.rounds, _METRICS)
+    metrics, left_out = metric_curves(history.rounds, history.starts, _METRICS)
     by_replica, shown = _by_replica(history.rounds), {replica.slot: replica for replica in view.replicas}
     began_at = min((start.began_at for start in history.starts), default=None)
     elapsed = _elapsed(history.rounds, began_at)

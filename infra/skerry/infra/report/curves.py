@@ -14,6 +14,7 @@ from skerry.infra.report.facts import Convergence, Curve, Point
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from skerry.infra.observe.history import Start
     from skerry.infra.report.facts import Trend
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.log.summarize_round import RoundHistory
@@ -50,10 +51,11 @@ def loss_curve(rounds: Iterable[RoundHistory]) -> Curve:
     )
 
 
-def metric_curves(rounds: Iterable[RoundHistory], most: int) -> tuple[tuple[Curve, ...], int]:
+def metric_curves(rounds: Sequence[RoundHistory], starts: Iterable[Start], most: int) -> tuple[tuple[Curve, ...], int]:
     """The figures that scripts log, held-out ones first, then those of most rounds; and how many are left out.
 
-    Learning rate and gradient norm come last. most: curves at most.
+    Learning rate and gradient norm come last. starts: their ends have what was evaluated after the last round, under
+    the number of the round that would follow. most: curves at most.
     """
     points: defaultdict[str, list[Point]] = defaultdict(list)
     for item in rounds:
@@ -63,6 +65,10 @@ def metric_curves(rounds: Iterable[RoundHistory], most: int) -> tuple[tuple[Curv
                 values[name].append(value)
         for name, of_round in values.items():
             points[name].append(_point(item.round, of_round))
+    closed = rounds[-1].round + 1 if rounds else 0
+    ends = [start.outcome for start in starts if start.outcome is not None and start.outcome.round == closed]
+    for name in dict.fromkeys(name for end in ends for name in end.metrics or ()):
+        points[name].append(_point(closed, [end.metrics[name] for end in ends if end.metrics and name in end.metrics]))
     built_in = (LEARNING_RATE, GRADIENT_NORM)
     curves = [
         Curve(name=name, points=tuple(values), held_out=_HELD_OUT.search(name) is not None, by_replica={})

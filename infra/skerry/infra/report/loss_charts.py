@@ -62,6 +62,9 @@ def _loss_chart(
     facts: ReportFacts, x_of: Mapping[int, float], x_label: Callable[[float], str], *, whole: bool = False
 ) -> str:
     points, held_out = facts.loss.points, overlaid(facts)
+    ended = facts.history[-1].view.round
+    if held_out is not None and held_out.points[-1].round > ended:  # evaluated after the last round
+        x_of = {**x_of, ended + 1: x_of[ended] + whole}
     shown = [*points, *(held_out.points if held_out is not None else ())]
     low, high = robust_range([point.mean for point in shown])
     low = min(low, *robust_range([point.lowest for point in points]))
@@ -95,7 +98,7 @@ def metric_chart(curve: Curve, last_round: int) -> str:
     """A metric of the script over rounds: mean of the replicas, and the range between them."""
     points = curve.points
     y = robust_range([point.mean for point in points])
-    plot = Plot((0.0, float(max(1, last_round))), y, 120)
+    plot = Plot((0.0, float(max(1, last_round, points[-1].round))), y, 120)
     plot.axes(_round_label, whole=True)
     x_of = {point.round: float(point.round) for point in points}
     _band(plot, points, x_of)

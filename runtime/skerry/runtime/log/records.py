@@ -487,8 +487,11 @@ class Pin(Record):
     created: str
 
 
-class Outcome(Record):
-    """The end of one incarnation. This record is authoritative; the exit code follows from it."""
+class Outcome(Extended):
+    """The end of one incarnation. This record is authoritative; the exit code follows from it.
+
+    metrics: of evaluations after the last round of the run. None, and absent from the bytes, without any.
+    """
 
     run: Nonce
     slot: Name
@@ -502,3 +505,5 @@ class Outcome(Record):
     loss_first: float | None
     loss_last: float | None
     ended: str
+    metrics: Annotated[dict[MetricName, Finite], Field(max_length=MAX_METRICS)] | None = None
+    ADDED = ("metrics",)

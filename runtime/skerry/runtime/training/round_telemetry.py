@@ -58,6 +58,14 @@ class RoundTelemetry:
             if math.isfinite(value):
                 self._means.setdefault(name, _Mean()).add(value)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics that are finite, without the loss."""
+        return {name: value for name, value in self._finite_means().items() if name != LOSS}
+
+    def _finite_means(self) -> dict[str, float]:
+        return {name: mean.value for name, mean in self._means.items() if math.isfinite(mean.value)}
+
     def evaluated_s(self, now: float) -> float:
         """Seconds of evaluations in the round until now."""
         return self.evaluate_s + (0.0 if self.evaluating_since is None else now - self.evaluating_since)
@@ -68,9 +76,8 @@ class RoundTelemetry:
 
     def record(self, *, steps: int, possible: int, tokens: int, seconds: float, evaluate_s: float) -> Telemetry:
         """The record of the round. seconds: since its begin; evaluate_s: those of them in evaluations."""
-        means = {name: mean.value for name, mean in self._means.items() if math.isfinite(mean.value)}
         return Telemetry(
-            loss=means.pop(LOSS, None),
+            loss=self._finite_means().get(LOSS),
             steps=steps,
             possible=possible,
             tokens=tokens,
@@ -78,7 +85,7 @@ class RoundTelemetry:
             evaluate_s=evaluate_s,
             learning_rate=_finite(self.learning_rate),
             gradient_norm=_finite(self.gradient_norm),
-            metrics=means,
+            metrics=self.metrics,
         )
 
 
