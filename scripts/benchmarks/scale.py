@@ -1,12 +1,13 @@
 """One outer exchange of 2 to 1,000 replicas in virtual time, with the shipped code: seconds, bytes, requests, memory.
 
-    scripts/bench scale [--replicas 2 4 8 16] [--codec int8] [--reduction reduce_scatter all_gather]
+    scripts/bench scale [--replicas 2 4 8 16] [--codec int8] [--reduction reduce_scatter all_gather auto]
                         [--megabytes 40] [--mbit 50] [--rtt 30] [--plot FILE] [--json]
 
 Every replica is behind a link of its own to one store in memory (see common/virtual_link.py). All begin to contribute
 at the same moment; an exchange is over when the last one has its average and the round is closed. Round 0 waits for
-replicas to appear, so round 1 is measured. Figures are of the busiest replica. Computing takes no time: what is
-measured is the schedule of requests, and how much of it is waiting.
+replicas to appear, so round 1 is measured; with auto round 2, because round 1 may be the first with another reduction.
+Figures are of the busiest replica. Computing takes no time: what is measured is the schedule of requests, and how much
+of it is waiting.
 
 of_ideal   the time in which the link carries the bytes of the schedule without any round trip (see wan.py), as a share
 memory     buffers of the exchange beyond the contribution itself
@@ -26,7 +27,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from common.options import picture
@@ -59,7 +60,7 @@ class Case:
 
     replicas: int
     codec: Codec
-    reduction: Reduction
+    reduction: Literal["auto"] | Reduction
     megabytes: float
     mbit: float
     rtt_s: float
@@ -93,6 +94,7 @@ class _Finished:
     traffic: Traffic
     memory_bytes: int
     phases: dict[str, float]
+    reduction: Reduction
 
 
 def measure(case: Case) -> Result:
@@ -100,11 +102,13 @@ def measure(case: Case) -> Result:
     from wan import ideal_s
 
     began = time.perf_counter()
+    rounds = ROUNDS + (case.reduction == "auto")
     world, engine = World(0), MemoryStore("memory://scale")
     tensor = torch.randn(int(case.megabytes * 1e6) // 4, generator=torch.Generator().manual_seed(0))
     first = tensor.clone()
-    scenario = calm(case.replicas, rounds=ROUNDS, min_replicas=case.replicas, heartbeat_s=5.0, deadline_s=3600.0)
-    terms = replace(scenario.terms, codec=case.codec, reduction=case.reduction, propose_delay_s=None)
+    scenario = calm(case.replicas, rounds=rounds, min_replicas=case.replicas, heartbeat_s=5.0, deadline_s=3600.0)
+    forced = None if case.reduction == "auto" else case.reduction
+    terms = replace(scenario.terms, codec=case.codec, reduction=forced, propose_delay_s=None)
     settings = replace(
         scenario.settings[0], terms=terms, run=scenario.run.model_copy(update={"layout": 2, "codec": case.codec})
     )
@@ -113,8 +117,8 @@ def measure(case: Case) -> Result:
     def train(process: Process, link: Link) -> None:
         clock = SimulatedClock(world, 0.0, 1.0)
         session = join_simulated_run(process, LinkStore(world, engine, link, REMOTE), settings, clock)
-        base, phases = GENESIS, dict[str, float]()
-        for number in range(ROUNDS):
+        base, phases, reduction = GENESIS, dict[str, float](), forced
+        for number in range(rounds):
             world.sleep(START_S * (number + 1) - world.now)
             if world.now == START_S * (number + 1):
                 tensor.copy_(first)
@@ -123,15 +127,16 @@ def measure(case: Case) -> Result:
             batch.add(tensor, "avg")
             place = ExchangeId(number, 0, base)
             average = session.averager.run(place, batch, trained=Trained(tokens=1, inner_steps=1))
-            phases = average.seconds
+            phases, reduction = average.seconds, average.decision.record.reduction
             base = session.exchange.close(
                 place, [average.decision], work=float(number + 1), averages=[average.digest]
             ).digest
         ended = _Finished(
-            seconds=world.now - START_S * ROUNDS,
+            seconds=world.now - START_S * rounds,
             traffic=link.traffic,
             memory_bytes=session.averager._workspace.allocated_bytes,  # noqa: SLF001  the product has no use for it
             phases=phases,
+            reduction=reduction or "all_gather",
         )
         finished.append(ended)
         process.over()
@@ -140,17 +145,17 @@ def measure(case: Case) -> Result:
         for slot in scenario.slots:
             process, link = Process(world, slot, slot), Link(rate=case.mbit * 1e6 / 8, rtt_s=case.rtt_s)
             process.spawn(lambda process=process, link=link: train(process, link))
-        ended = world.run(START_S * (ROUNDS + 1) + 3600, sys.maxsize)
+        ended = world.run(START_S * (rounds + 1) + 3600, sys.maxsize)
         world.close()
     if len(finished) < case.replicas:
         raise RuntimeError(f"only {len(finished)} of {case.replicas} replicas have finished: {ended}")
     slowest = max(finished, key=lambda replica: replica.seconds)
-    ideal = ideal_s(case.codec, case.reduction, case.replicas, tensor.numel(), case.mbit)
+    ideal = ideal_s(case.codec, slowest.reduction, case.replicas, tensor.numel(), case.mbit)
     downloaded = max(each.traffic.downloaded_bytes for each in finished)
     return Result(
         replicas=case.replicas,
         codec=case.codec,
-        reduction=case.reduction,
+        reduction=slowest.reduction,
         seconds=round(slowest.seconds, 3),
         ideal_s=round(ideal, 3),
         of_ideal=round(ideal / slowest.seconds, 3),
@@ -209,7 +214,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4, 8, 16], help="up to 1000; default: 2 4 8 16")
     parser.add_argument("--codec", nargs="+", choices=get_args(Codec), default=["int8"])
-    parser.add_argument("--reduction", nargs="+", choices=get_args(Reduction), default=["reduce_scatter", "all_gather"])
+    parser.add_argument(
+        "--reduction", nargs="+", choices=["auto", *get_args(Reduction)], default=["reduce_scatter", "all_gather"]
+    )
     parser.add_argument("--megabytes", type=float, default=40, help="of float32; default: 40")
     parser.add_argument("--mbit", type=float, default=50, help="each direction of each link; default: 50")
     parser.add_argument("--rtt", type=float, default=30, help="milliseconds; default: 30")

@@ -165,7 +165,7 @@ class Checker(BucketReader):
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
-        self._checks: dict[str, Callable[[Process, int, str, bytes], None]] = {
+        self.checks: dict[str, Callable[[Process, int, str, bytes], None]] = {
             "members": self._member,
             "payloads": self._payload,
             "contributions": self._contribution,
@@ -177,7 +177,7 @@ class Checker(BucketReader):
 
     def watch_records(self, folder: str, check: Callable[[Process, int, str, bytes], None]) -> None:
         """Call `check` for every object that is created in a folder."""
-        self._checks[folder] = check
+        self.checks[folder] = check
 
     @property
     def head(self) -> int:
@@ -204,7 +204,7 @@ class Checker(BucketReader):
     # What happens.
 
     def created(self, by: Process, began: int, key: str, body: bytes) -> None:
-        check = self._checks.get(key.split("/", 1)[0])
+        check = self.checks.get(key.split("/", 1)[0])
         if check is not None:
             check(by, began, key, body)
 

@@ -20,10 +20,10 @@ from skerry.runtime.checkpointing import garbage_collector
 from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, Stored
-from skerry.runtime.log.records import Contribution, Decision, digest_of
+from skerry.runtime.log.records import Contribution, Decision, Link, digest_of
 from skerry.runtime.protocol import exchange, exchange_view, quorum, slot_claim_and_heartbeats
 from skerry.runtime.protocol.exchange import Exchange
-from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.store.retrying import Retrying, speed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +241,20 @@ def _(patch: Patch) -> None:
     patch.setattr(
         exchange_view.ExchangeView, "_check_payloads", lambda self, slots: self._payload_checked.update(slots)
     )
+
+
+@mutant("exchange", "the reduction is chosen by the proposer's own link")
+def _(patch: Patch) -> None:
+    propose = Exchange._propose
+
+    def private(self: Exchange, place: Any, index: str, action: Any) -> None:
+        choose = self._choose_reduction
+        mine = Link.measured(speed_of(self._log.store))
+        self._choose_reduction = lambda links: choose([mine] * len(links))
+        propose(self, place, index, action)
+        self._choose_reduction = choose
+
+    patch.setattr(Exchange, "_propose", private)
 
 
 @mutant("exchange", "a commit names its writer")

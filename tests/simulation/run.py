@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import Bucket, FaultyStore, Script
 from tests.simulation.invariants import Checker
+from tests.simulation.links import LinkCheck
 from tests.simulation.mirrors import MirrorCheck
 from tests.simulation.replica import Replica
 from tests.simulation.roll_ups import RollUpCheck
@@ -83,6 +84,8 @@ class Simulation:
         engine = self.bucket.engine
         self.mirror = MirrorCheck(self.world, self.checker, engine, scenario) if scenario.run.mirrors else None
         self.roll_ups = RollUpCheck(self.world, self.checker, self.bucket.engine, scenario)
+        if scenario.settings[0].draws_links:
+            LinkCheck(self.checker, engine, scenario.settings[0].parts)
         self.processes: list[Process] = []
         self._launches: Counter[str] = Counter()
         self._removed = {slot for slot in scenario.slots if slot not in scenario.run.slots}  # or not yet added

@@ -213,7 +213,7 @@ SCATTERED: Final = 2000
 def draw(seed: int) -> Scenario:
     """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter.
 
-    In a quarter of those the first half of the replicas is to make all units.
+    In a quarter of those the first half of the replicas is to make all units, and in an eighth the reduction is chosen.
     """
     rng = random.Random(seed)
     run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
@@ -226,7 +226,15 @@ def draw(seed: int) -> Scenario:
             scenario = _troubled(rng, seed, run_kind)
     if seed < SCATTERED or not seed % 2:
         return scenario
+    if seed % 16 == 9:
+        return chooses(scenario)
     return reduces_in_one_region(scatters(scenario)) if seed % 8 == 7 else scatters(scenario)
+
+
+def chooses(scenario: Scenario) -> Scenario:
+    """The same, with replicas that record links, by which the reduction of each exchange is chosen."""
+    settings = tuple(replace(replica, draws_links=True, parts=3) for replica in scenario.settings)
+    return replace(scenario, settings=settings)
 
 
 def scatters(scenario: Scenario) -> Scenario:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
+from tests.simulation.links import DrawnLink
 from tests.simulation.world import FiberEvent, FiberLock
 
 from skerry.runtime.checkpointing.garbage_collector import SweepResult
@@ -42,7 +44,8 @@ class ReplicaSettings:
     two saves of the current round; None saves none. collects: deletes garbage. background: heartbeats and writers have
     fibers of their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what
     it holds. fails: how often a round of DDP raises between its exchanges. evaluate_s: of an evaluation, before every
-    so many inner steps (evaluate_every); 0 evaluates never. measures: evaluates within `evaluating`.
+    so many inner steps (evaluate_every); 0 evaluates never. measures: evaluates within `evaluating`. draws_links: it
+    records another link with each contribution.
     """
 
     terms: SessionOptions
@@ -64,6 +67,7 @@ class ReplicaSettings:
     evaluate_s: float = 0.0
     evaluate_every: int = 1
     measures: bool = True
+    draws_links: bool = False
     mode: Mode = "diloco"
 
     @property
@@ -169,6 +173,8 @@ def join_simulated_run(
 ) -> Session:
     """Claim the process's slot, starting the run if there is none. mirror: the store of the run's mirror."""
     store = Retrying(engine, clock, deadline_s=settings.start_deadline_s)
+    if settings.draws_links:
+        store.meter = DrawnLink(random.Random(clock.nonce()))
     new_run = settings.run.model_copy(update={"nonce": clock.nonce()})
     session = join_run(store, process.slot, settings.terms, clock, new_run=new_run, stop=process.stop)
     process.incarnation = session.presence.incarnation

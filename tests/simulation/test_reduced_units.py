@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.simulation.run import Simulation
-from tests.simulation.scenario import calm, reduces_in_one_region, scatters
+from tests.simulation.scenario import calm, chooses, reduces_in_one_region, scatters
 from tests.simulation.search import quiet, search
 
 from skerry.runtime.log import keys
@@ -137,6 +137,15 @@ def test_kill_of_the_only_maker_costs_the_time_until_it_counts_as_dead() -> None
     assert not result.violations, result.report()
     assert makers(result, 1) == {"r-1": 1, "r-2": 1, "r-3": 1}
     assert 5.0 < closing_time(result, 1) <= TAKEN_S
+
+
+def test_reduction_is_chosen_by_the_links_that_are_recorded() -> None:
+    with quiet():
+        results = [Simulation(replace(chooses(calm(3, rounds=8)), seed=seed)).run() for seed in range(3)]
+    for result in results:
+        assert not result.violations, result.report()
+    chosen = Counter(fact for result in results for fact in result.facts.elements() if fact.startswith("chosen"))
+    assert min(chosen["chosen all_gather"], chosen["chosen reduce_scatter"]) > 3, chosen
 
 
 def test_every_invariant_holds_with_faults() -> None:

@@ -16,13 +16,17 @@ from tests.support.clocks import FakeClock
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Diverged, Fenced
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, makers_in
+from skerry.runtime.log.records import MAX_RECORD_BYTES, Link, makers_in
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
+from skerry.runtime.store.link_meter import LEAST_BYTES, LinkMeter
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.log.records import Reduction
     from skerry.runtime.store.interface import Entry
 
 OTHER_INDEX = "2" * 32
@@ -141,6 +145,37 @@ def test_decision_names_the_members_in_the_region_that_reduces(store: Retrying, 
     proposer = members[0]
     proposed = proposer.exchange.decide(proposer.exchange_id, INDEX, reduction=lambda _: "reduce_scatter").record
     assert proposed.makers == ("a", "c")
+
+
+def test_reduction_is_chosen_by_the_links_that_the_members_have_recorded(clock: FakeClock) -> None:
+    """Not by what the proposer alone knows: the choice follows from the records that the decision names."""
+    engine, links = MemoryStore(), [(6.25e6, 0.03), (1e9, 0.001)]
+    members = [start_replica(Retrying(engine, clock), clock, slot) for slot in ("a", "b", "c")]
+    for member, link in zip(members, links, strict=False):
+        measure(member, *link)
+        member.contribute(b"x")
+    members[2].contribute(b"x")
+    measure(members[0], 1.0, 1.0)
+    seen: list[Sequence[Link | None]] = []
+
+    def choose(known: Sequence[Link | None]) -> Reduction:
+        seen.append(known)
+        return "reduce_scatter"
+
+    proposer = members[0]
+    decision = proposer.exchange.decide(proposer.exchange_id, INDEX, reduction=choose).record
+    assert decision.reduction == "reduce_scatter"
+    assert seen == [[*(Link(bytes_per_s=rate, request_s=seconds) for rate, seconds in links), None]]
+    recorded = [record.link for record in proposer.exchange.contributions(decision)]
+    assert recorded == list(seen[0])
+
+
+def measure(replica: Replica, bytes_per_s: float, request_s: float) -> None:
+    assert isinstance(replica.log.store, Retrying)
+    meter = replica.log.store.meter = LinkMeter()
+    for _ in range(64):
+        meter.record(0.0, request_s, 0)
+    meter.record(0.0, LEAST_BYTES / bytes_per_s, LEAST_BYTES)
 
 
 def test_few_members_in_the_region_do_not_reduce_for_all() -> None:

@@ -26,7 +26,7 @@ from skerry.runtime.tensors.payload_encoder import encode
 from skerry.runtime.tensors.recompute_averages import is_confirmed, spot_check, wrong_units
 from skerry.runtime.tensors.reduce import average
 from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
-from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
+from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 from skerry.runtime.tensors.sum_by_pieces import Workspace, plan_of
 
 if TYPE_CHECKING:
@@ -342,17 +342,6 @@ def test_units_are_the_same_for_every_store() -> None:
     assert large(elements=63 << 20).unit_bytes == 4 * BLOCK_BYTES
     assert Index((TensorSpec("t", "float32", (1 << 30,)),)).unit_bytes == 8 * BLOCK_BYTES
     assert Index((TensorSpec("t", "float32", (1 << 32,)),), "int2").unit_bytes == BLOCK_BYTES
-
-
-def test_small_or_few_contributions_are_gathered() -> None:
-    assert [cheaper_reduction(11 << 20, members) for members in (2, 3, 4, 16)] == [
-        *["all_gather"] * 2,
-        *["reduce_scatter"] * 2,
-    ]
-    assert [cheaper_reduction(1 << 20, members) for members in (4, 22, 23)] == [
-        *["all_gather"] * 2,
-        "reduce_scatter",
-    ]
 
 
 def test_an_hour_of_standstill_is_no_measure_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

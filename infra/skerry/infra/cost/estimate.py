@@ -18,7 +18,7 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import MAKERS_SHARE
 from skerry.runtime.log.run_record import codec_for
 from skerry.runtime.tensors.byte_layout import BLOCKS, WIRE_TYPES
-from skerry.runtime.tensors.reduced_unit import cheaper_reduction
+from skerry.runtime.tensors.choose_reduction import ExchangeBytes, cheaper_reduction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,10 +139,14 @@ class Volume:
     def exchange(self) -> ExchangeTraffic:
         """The bytes of a replica in an exchange."""
         mine, members = self.contribution_bytes, self.replicas
-        proposed = self.spec.outer.reduction
-        if (cheaper_reduction(mine, members) if proposed == "auto" else proposed) == "all_gather":
-            return ExchangeTraffic(scatters=False, sent_bytes=mine, read_bytes=(members - 1) * mine)
         average = self.parameters / self.spec.outer.fragments * _REDUCED_BYTES[self.codec]
+        proposed = self.spec.outer.reduction
+        if self.codec == "sparse":  # there is no other exchange of it
+            proposed = "all_gather"
+        elif proposed == "auto":  # before any link is measured
+            proposed = cheaper_reduction(ExchangeBytes(mine, average, _parts(mine)), [None] * members)
+        if proposed == "all_gather":
+            return ExchangeTraffic(scatters=False, sent_bytes=mine, read_bytes=(members - 1) * mine)
         read = (mine + average) * (members - 1) / members
         return ExchangeTraffic(scatters=True, sent_bytes=mine + average / members, read_bytes=read)
 

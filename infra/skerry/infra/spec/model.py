@@ -95,7 +95,7 @@ class Outer(Section):
     sparse (experimental) sends one element in 64 and the rest later; the loss is several percent higher."""
     reduction: Annotated[Literal["auto"] | Reduction, Field(examples=["auto"])] = "auto"
     """How contributions are averaged: all_gather, every replica reads all of them; reduce_scatter, every replica
-    averages a share and reads the other shares; auto chooses by the number of replicas and bytes in each exchange."""
+    averages a share and reads the other shares; auto chooses in each exchange by bytes and measured links."""
     reduce_in: Annotated[str, Field(min_length=1, max_length=256, examples=["us-east-1"])] | None = None
     """The region of the store. With reduce_scatter only the replicas in this region then average, if they are an eighth
     of all, and the others read only the average: half of the bytes that leave the region. null: all average."""

@@ -286,6 +286,21 @@ class Telemetry(Record):
         )
 
 
+class Link(Record):
+    """The link of a replica to the store, by its last reads. request_s: of a small request."""
+
+    bytes_per_s: Annotated[float, Field(gt=0, le=1e15)]
+    request_s: Annotated[float, Field(ge=0, le=3600)]
+
+    @classmethod
+    def measured(cls, speed: tuple[float, float] | None) -> Self | None:
+        """The record of a measured speed; None without one."""
+        if speed is None:
+            return None
+        rate, request_s = (float(f"{value:.3g}") for value in speed)  # more is noise
+        return cls(bytes_per_s=min(max(rate, 1.0), 1e15), request_s=min(max(request_s, 0.0), 3600.0))
+
+
 class Contribution(Extended):
     """One slot's contribution to one exchange. At most one per slot and exchange, whatever crashed.
 
@@ -296,6 +311,7 @@ class Contribution(Extended):
     below 1 for work of an earlier round. parts: of all ranks, one rank after another. ranks: how many parts each rank
     has (0 for a rank without tensors), () for a replica of one rank; index is then the combination of all ranks' own.
     telemetry: of the round, in its first exchange. region: of the replica, if the run reduces in one; else absent.
+    link: of the replica, by its last reads; None, and absent from the bytes, if they were too few.
     """
 
     run: Nonce
@@ -315,7 +331,8 @@ class Contribution(Extended):
     telemetry: Telemetry | None = None
     nonce: Nonce
     region: Name | None = None
-    ADDED = ("region",)
+    link: Link | None = None
+    ADDED = ("region", "link")
 
     @model_validator(mode="after")
     def _ranks_share_the_parts(self) -> Self:

@@ -14,11 +14,12 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import STRAY_REMEDY
-from skerry.runtime.log.records import Commit, Contribution, Decision, Part, makers_in
+from skerry.runtime.log.records import Commit, Contribution, Decision, Link, Part, makers_in
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.store.retrying import speed_of
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Exchange:
             telemetry=draft.telemetry,
             nonce=self._clock.nonce(),
             region=None if self._log.run.reduce_in is None else self._presence.region,
+            link=Link.measured(speed_of(self._log.store)),
         )
         stored = self._own(self._log.create(keys.contribution(*place, slot), record), draft)
         fields = {"round": exchange_id.round, "exchange": exchange_id.exchange, "slot": slot, "norm": draft.norm}
@@ -171,21 +173,21 @@ class Exchange:
         round_seconds: float | None = None,
         inspect: Inspect | None = None,
         codecs: Mapping[str, str] | None = None,
-        reduction: Callable[[int], Reduction] = lambda _: "all_gather",
+        reduction: Callable[[Sequence[Link | None]], Reduction] = lambda _: "all_gather",
         taken: Callable[[Contribution], None] | None = None,
     ) -> Stored[Decision]:
         """Wait for the exchange's decision, and propose it when it is this replica's turn.
 
         round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
         last check of each contribution before it is proposed. codecs: the digest of this replica's tensors with each
-        codec, for messages. reduction: what to propose for so many members. taken: gets each one seen.
+        codec, for messages. reduction: what to propose for members with these links. taken: gets each one seen.
         Raises TimeoutError, Undecided or RunFinished if there will be no decision, Interrupted on a stop request,
         Undecided if only the others have tensors, Diverged if the decision is about other tensors or another commit.
         """
         view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
         view.inspect, view.taken = inspect, taken
         view.codecs = codecs or {}
-        self._choose_reduction: Callable[[int], Reduction] = reduction
+        self._choose_reduction: Callable[[Sequence[Link | None]], Reduction] = reduction
         self._seen = view.contributions
         decided = self._wait_for_decision(exchange_id, index, view, state)
         _check_usable(decided.record, exchange_id, self._log.run.min_replicas)
@@ -338,7 +340,7 @@ class Exchange:
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
         self.settings.read()
-        reduction = self._choose_reduction(len(action.members))
+        reduction = self._choose_reduction([self._seen[share.slot].contribution.link for share in action.members])
         decision = Decision(
             run=self._log.run.nonce,
             round=exchange_id.round,

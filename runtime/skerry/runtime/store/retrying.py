@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Ambiguous, Retryable, Unauthorized
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of, size_of
+from skerry.runtime.store.link_meter import LinkMeter, LinkSpeed
 from skerry.runtime.store.outage_log import OutageTracker
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def apart(store: Store, deadline_s: float) -> Store:
     return store.apart(deadline_s) if isinstance(store, Retrying) else store
 
 
+def speed_of(store: Store) -> LinkSpeed | None:
+    """The speed of the link to a store, by its last reads; None if they were too few, or it is not a `Retrying`."""
+    return store.meter.speed if isinstance(store, Retrying) else None
+
+
 class Retrying:
     """A Store over another one: Retryable is retried until a deadline, and `create` is reliable. Thread-safe.
 
@@ -105,6 +111,7 @@ class Retrying:
         self._backoff = backoff or Backoff(first=min(0.1, 10 * store.profile.poll_first))
         self._lock = threading.Lock()
         self._counts = {field.name: 0 for field in fields(Usage)}
+        self.meter = LinkMeter()
         self._outage = OutageTracker(store.uri, clock)
         self._refusals = _Refusals(clock)
 
@@ -121,7 +128,7 @@ class Retrying:
     def with_deadline(self, deadline_s: float, stop: threading.Event) -> Retrying:
         """The same store, counters and outage tracking with another deadline and stop event."""
         other = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
-        other._lock, other._counts = self._lock, self._counts
+        other._lock, other._counts, other.meter = self._lock, self._counts, self.meter
         other._outage, other._refusals = self._outage, self._refusals
         return other
 
@@ -131,7 +138,7 @@ class Retrying:
         A refusal is raised at once.
         """
         other = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff)
-        other._lock, other._counts = self._lock, self._counts
+        other._lock, other._counts, other.meter = self._lock, self._counts, self.meter
         return other
 
     def reachable_since(self, longer_than_s: float) -> float:
@@ -196,11 +203,13 @@ class Retrying:
         self._call("delete", key, attempt)
 
     def _read(self, key: str, span: Span | None, into: memoryview | None = None) -> memoryview | None:
-        body: memoryview | None = None
+        size, began = 0, self._clock.now()
         try:
             body = self._store.read(key, span, into)
+            size = 0 if body is None else body.nbytes
+            self.meter.record(began, self._clock.now(), size)
         finally:
-            self._count(reads=1, downloaded_bytes=0 if body is None else body.nbytes)
+            self._count(reads=1, downloaded_bytes=size)
         return body
 
     def _create(self, key: str, buffers: Sequence[memoryview]) -> bool:

@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from skerry.runtime.log.records import Reduction
-
 MAGIC: Final = b"skerryU\n"
 VERSION: Final = 1
-MIN_MEMBERS: Final = 4
-WORTH_BYTES: Final = 21 << 20
-"""A unit is read after four requests and a poll, 0.17 s, in which a link of 1 Gbit/s carries so many bytes."""
 _FIELDS: Final = struct.Struct("<8sQQQQ32s")
 _DIGEST_BYTES: Final = 16
 HEAD_BYTES: Final = _FIELDS.size + _DIGEST_BYTES
@@ -50,13 +45,6 @@ class UnitName(NamedTuple):
     def key(self, slot: str) -> str:
         """The key under which the replica of this slot publishes the unit."""
         return keys.reduced_unit(self.round, self.exchange, slot, self.rank, self.unit)
-
-
-def cheaper_reduction(contribution_bytes: float, members: int) -> Reduction:
-    """The reduction that takes less time for so many members and bytes of one contribution."""
-    if members < MIN_MEMBERS or contribution_bytes * (members - 2) < WORTH_BYTES:
-        return "all_gather"
-    return "reduce_scatter"
 
 
 def seal(name: UnitName, body: Sequence[Buffer]) -> list[Buffer]:

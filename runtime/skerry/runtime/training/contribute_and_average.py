@@ -17,6 +17,7 @@ from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
+from skerry.runtime.tensors.choose_reduction import bytes_of, cheaper_reduction
 from skerry.runtime.tensors.contribution_readability import (
     MAX_HEADERS,
     find_fault,
@@ -27,7 +28,6 @@ from skerry.runtime.tensors.prefetch import Prefetch
 from skerry.runtime.tensors.recompute_averages import spot_check
 from skerry.runtime.tensors.reduce import Source, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
-from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 from skerry.runtime.tensors.sum_by_pieces import Workspace
 from skerry.runtime.training.contribution_writer import ContributionWriter
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import Reduction
+    from skerry.runtime.log.records import Link, Reduction
     from skerry.runtime.protocol.exchange import Exchange
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence, WorkMonitor
@@ -103,7 +103,7 @@ class Averager:
     ) -> None:
         """max_norm: a contribution with a larger L2 norm becomes an abstention; None has no limit.
 
-        reduction: what this replica proposes; None chooses by members and bytes. others: looks at their heartbeats.
+        reduction: what this replica proposes; None chooses by bytes and links. others: looks at their heartbeats.
         """
         self._reduction: Reduction | None = reduction
         self._log = log
@@ -349,11 +349,11 @@ class Averager:
             self._check = partial(check, rank=self._ranks.rank, by=self._presence.slot)
         return averaged.digest
 
-    def _proposed(self, index: Index) -> Callable[[int], Reduction]:
-        """The reduction that this replica proposes for so many members."""
+    def _proposed(self, index: Index) -> Callable[[Sequence[Link | None]], Reduction]:
+        """The reduction that this replica proposes for members with these links."""
         # A published average of sparse contributions would be as large as the dense one.
         forced = "all_gather" if index.codec == "sparse" else self._reduction
-        return lambda members: forced or cheaper_reduction(sum(index.wire_bytes), members)
+        return lambda links: forced or cheaper_reduction(bytes_of(index), links)
 
     def _is_abstaining(self, place: ExchangeId) -> bool:
         abstention = self._presence.progress.abstains
