@@ -1,7 +1,7 @@
 """Measures how much training survives when replicas are killed repeatedly, for skerry and torchft 0.2.0 in one run.
 
     scripts/bench chaos [--quick] [--only ours|torchft] [--replicas 4 8] [--means 2 6] [--rounds 30] [--seeds 1]
-                        [--codec NAME] [--plot FILE] [--json]
+                        [--codec NAME] [--mirror] [--plot FILE] [--json]
 
 Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
 seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
@@ -15,7 +15,8 @@ not the seconds of an import, which would hide everything else.
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
              reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
              The current round is saved after every inner step, and a restarted process continues it. The run makes
-             up for lost work: it adds rounds until as much was trained as in an undisturbed one. --codec: its codec
+             up for lost work: it adds rounds until as much was trained as in an undisturbed one. --codec: its codec.
+             --mirror: each of its cases once more with a mirror (log: every round) in another folder
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
              settings, for fast recovery, are in chaos/replica.py. No faults are injected, because it has no store. It
              keeps nothing on disk: what all its live replicas forget is gone
@@ -50,6 +51,9 @@ kill_to_next_commit_s, of_it_waiting_s
                them had arrived (the rest is their inner steps)
 restart_to_first_contribution_s
                from the fork of a restarted process to the close of the first round that its inner steps are in
+goodput_cost_of_mirror_percent, mirrored_rounds
+               with --mirror: the share of the goodput of the same case without a mirror that is missing with it, one
+               run against one run (--seeds shows how far these part by chance); and the rounds that are in the mirror
 held_out_loss  of text that no replica trains on; loss_change_percent against the contestant's own undisturbed run of
                the same seed. The mark is for the mean over --seeds, which "losses" holds with its standard error: two
                runs that differ in any way part by some 0.3 %. Of torchft the first seed alone is run
@@ -80,6 +84,7 @@ from chaos.supervisor import GONE_S, START_S, Case, Supervisor
 from common.options import picture
 
 from skerry.runtime.log import keys, records
+from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.records import Codec
 from skerry.runtime.store.directory import DirectoryStore
 
@@ -89,7 +94,7 @@ if TYPE_CHECKING:
 
 FAULT_SHARE = 0.05
 # The marks to reach.
-GOODPUT_PERCENT, PARTICIPATION_PERCENT, LOSS_PERCENT, NEXT_COMMIT_S = 88.0, 90.0, 1.0, 5.0
+GOODPUT_PERCENT, PARTICIPATION_PERCENT, LOSS_PERCENT, NEXT_COMMIT_S, MIRROR_PERCENT = 88.0, 90.0, 1.0, 5.0, 3.0
 
 
 def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supervisor, list[Contribution]]:
@@ -108,6 +113,7 @@ def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supe
                 fault_share=0.0 if case.mean_rounds is None else FAULT_SHARE,
                 folder=str(folder),
                 lighthouse=address,
+                has_mirror=case.has_mirror,
             )
             replica.prepare(setting)
             supervisor = Supervisor(context, case, setting)
@@ -122,6 +128,8 @@ def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supe
             last = "\n".join(Path(folder, "log-0.txt").read_text().splitlines()[-20:])
             sys.exit(f"{case.contestant} {case.name}: no round was closed; the last lines of replica 0:\n{last}")
         result: dict[str, object] = {**asdict(case), **figures.fold(setting, story, diaries, contributions, extra)}
+        if case.has_mirror:
+            result["mirrored_rounds"] = find_closed(DirectoryStore(setting.mirror), 0)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result, supervisor, contributions
@@ -175,7 +183,9 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         means: list[float | None] = [None, *options.means]
         first = seed == options.seed
         contestants: list[Contestant] = [item for item in options.only if first or item == "ours"]
-        for mean, contestant in product(means, contestants):
+        for mean, contestant, has_mirror in product(means, contestants, [False, True] if options.mirror else [False]):
+            if has_mirror and contestant != "ours":
+                continue
             yield Case(
                 contestant=contestant,
                 replicas=replicas,
@@ -186,14 +196,18 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 down_s=options.down * options.sync_every * options.step,
                 seed=seed,
                 codec=options.codec,
+                has_mirror=has_mirror,
             )
 
 
 def compare(results: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Every disturbed run with its change of loss; ours also with the marks that it meets."""
-    calm = {(r["contestant"], r["replicas"], r["seed"]): r for r in results if r["mean_rounds"] is None}
+    """Every disturbed run with its change of loss; ours also with the marks that it meets, and the cost of a mirror."""
+    bare = {case_of(result): result for result in results if not result["has_mirror"]}
+    calm = {(r["contestant"], r["replicas"], r["seed"]): r for r in bare.values() if r["mean_rounds"] is None}
     foreign = {(r["replicas"], r["mean_rounds"], r["seed"]): r for r in results if r["contestant"] == "torchft"}
     for result in results:
+        if result["has_mirror"] and (other := bare.get(case_of(result))) is not None:
+            result["goodput_cost_of_mirror_percent"] = goodput_cost(result["goodput"], other["goodput"])
         reference = calm.get((result["contestant"], result["replicas"], result["seed"]))
         if result["mean_rounds"] is None or reference is None:
             continue
@@ -203,12 +217,23 @@ def compare(results: list[dict[str, object]]) -> list[dict[str, object]]:
     return results
 
 
+def case_of(result: dict[str, object]) -> tuple[object, ...]:
+    """The case, with or without a mirror."""
+    return tuple(result[name] for name in ("contestant", "replicas", "mean_rounds", "seed"))
+
+
+def goodput_cost(goodput: object, reference: object) -> float | None:
+    if not isinstance(goodput, int | float) or not isinstance(reference, int | float) or not reference:
+        return None
+    return round(100 * (reference - goodput) / reference, 2)
+
+
 def losses(results: list[dict[str, object]]) -> list[dict[str, object]]:
     """The change of loss of each disturbed case over all seeds; ours also with its mark."""
     matches: dict[tuple[object, ...], list[float]] = {}
     for result in results:
         change = result.get("loss_change_percent")
-        if isinstance(change, float):
+        if isinstance(change, float) and not result["has_mirror"]:
             matches.setdefault((result["contestant"], result["replicas"], result["mean_rounds"]), []).append(change)
     response: list[dict[str, object]] = []
     for (contestant, replicas, mean_rounds), changes in matches.items():
@@ -250,6 +275,8 @@ def marks(ours: dict[str, object], torchft: dict[str, object] | None) -> dict[st
     }
     if (spread := cast("dict[str, float] | None", ours["kill_to_next_commit_s"])) is not None:
         met[f"next commit within {NEXT_COMMIT_S:g} s of a kill, p50"] = spread["p50"] < NEXT_COMMIT_S
+    if (cost := ours.get("goodput_cost_of_mirror_percent")) is not None:
+        met[f"a mirror costs less than {MIRROR_PERCENT:g} % of goodput"] = cast("float", cost) < MIRROR_PERCENT
     if torchft is not None:
         met["goodput above torchft's"] = number("goodput") > number("goodput", torchft)
     return met
@@ -262,7 +289,9 @@ def describe(result: dict[str, object]) -> str:
         f"  rounds {result['rounds']} for {result['rounds_of']}, lost {result['committed_rounds_lost']}"
         f"  kills {result['kills']}  next commit {result['kill_to_next_commit_s']}"
         f"  back {result['restart_to_first_contribution_s']}"
-        f"  loss {result['held_out_loss']}" + ("" if change is None else f" ({change:+} %)")
+        f"  loss {result['held_out_loss']}"
+        + ("" if change is None else f" ({change:+} %)")
+        + (f"  mirror costs {result.get('goodput_cost_of_mirror_percent')} %" if result["has_mirror"] else "")
     )
 
 
@@ -282,6 +311,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the model, the batches and the kills")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case of ours, from --seed on; default: 1")
     parser.add_argument("--codec", choices=get_args(Codec), default="none", help="of ours; default: none")
+    parser.add_argument("--mirror", action="store_true", help="each case of ours also with a mirror of its log")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args()
     replicas, means, rounds = ([4], [6.0], 12) if options.quick else ([4, 8], [2.0, 6.0], 30)

@@ -36,7 +36,7 @@ from torchft.process_group import ProcessGroupGloo
 from chaos.faults import Faulty
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log.log import open_run
-from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.run_record import MirrorSettings, Run
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore
@@ -77,7 +77,7 @@ CONNECT_TIMEOUT = timedelta(seconds=10)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Settings of every replica of one run. fault_share: of store requests, ours only."""
+    """Settings of every replica of one run. fault_share: of store requests, ours only. has_mirror: ours keeps one."""
 
     contestant: Contestant
     replicas: int
@@ -89,6 +89,12 @@ class Setting:
     fault_share: float
     folder: str
     lighthouse: str
+    has_mirror: bool = False
+
+    @property
+    def mirror(self) -> Path:
+        """The folder of the mirror of our log."""
+        return Path(self.folder, "mirror")
 
     @property
     def store(self) -> Path:
@@ -401,6 +407,7 @@ def prepare(setting: Setting) -> None:
             codec=setting.codec,
             weighting="uniform",
             work=float(setting.rounds * setting.replicas),
+            mirrors=(MirrorSettings(uri=setting.mirror.as_uri(), each_round=True),) if setting.has_mirror else None,
             created=clock.utc_text(),
         )
         open_run(DirectoryStore(setting.store), run)

@@ -35,7 +35,7 @@ PATIENCE = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run. mean_rounds: the mean life of a process; None: no kills and no failed requests."""
+    """One run. mean_rounds: the mean life of a process; None: no kills and no failed requests. has_mirror: of ours."""
 
     contestant: Contestant
     replicas: int
@@ -46,6 +46,7 @@ class Case:
     down_s: float
     seed: int
     codec: Codec
+    has_mirror: bool = False
 
     @property
     def round_s(self) -> float:
@@ -54,7 +55,8 @@ class Case:
     @property
     def name(self) -> str:
         """The case, without its contestant."""
-        return f"N={self.replicas} " + ("undisturbed" if self.mean_rounds is None else f"killed /{self.mean_rounds:g}")
+        what = "undisturbed" if self.mean_rounds is None else f"killed /{self.mean_rounds:g}"
+        return f"N={self.replicas} {what}" + (" mirror" if self.has_mirror else "")
 
 
 def kill_times(case: Case, index: int) -> Iterator[float]:
