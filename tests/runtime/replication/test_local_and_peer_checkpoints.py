@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.kit.ranks import on_ranks
+from tests.kit.ranks import RankError, on_ranks, outcomes_of
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable
@@ -91,6 +92,39 @@ def test_damaged_save_is_not_used_and_is_removed(tmp_path: Path, harm: Any) -> N
     restarted = single(tmp_path)
     assert restarted.load("unfinished", 2) is None
     assert restarted.newest("unfinished") == (1, 1)
+
+
+def test_save_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a machine that loses its power may keep a name without its bytes."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    saved(single(tmp_path), 1)
+    assert {path.parent for path in files(tmp_path)} <= set(synced)
+
+
+def test_save_after_one_that_was_killed_has_the_same_number(tmp_path: Path) -> None:
+    """The parts that the killed process has left do not count, and do not keep the next save from being written."""
+
+    def save_and_die(_: int) -> None:
+        copies = single(tmp_path)
+        create = copies._place.create
+
+        def die_before_the_manifest(key: str, data: Any) -> bool:
+            return os._exit(9) if key.endswith(keys.MANIFEST) else create(key, data)
+
+        copies._place.create = die_before_the_manifest  # type: ignore[method-assign]
+        copies.save("unfinished", 1, GENESIS, state_of(3, 7))
+        copies.close(wait=True)
+
+    (ended,) = outcomes_of(1, save_and_die)
+    assert isinstance(ended, RankError)
+    assert files(tmp_path)
+    restarted = single(tmp_path)
+    assert restarted.newest("unfinished") == (-1, 0)
+    saved(restarted, 1)
+    copy = single(tmp_path).load("unfinished", 1)
+    assert copy is not None
+    assert_is(copy.state, 0, 1)
 
 
 def test_save_of_another_run_is_not_used(tmp_path: Path) -> None:
@@ -200,7 +234,7 @@ def test_copy_that_is_damaged_while_it_is_sent_is_not_used(tmp_path: Path, monke
 
     def move_badly(phase: Phase, out: Transfers, into: Transfers) -> None:
         move(phase, out, into)
-        for _, buffer in into:
+        for _, (buffer,) in into:
             buffer[0] ^= 4
 
     def work(rank: int) -> None:
@@ -228,6 +262,29 @@ def test_loss_of_a_clique_leaves_no_save_to_load(tmp_path: Path) -> None:
         restarted = job.start(rank)
         assert restarted.newest("unfinished") == (-1, 1)
         assert (restarted.load("unfinished", 1) is None) == (rank in {0, 2})
+
+    on_ranks(4, work)
+
+
+@pytest.mark.slow
+def test_copies_of_other_cliques_are_left_out_never_mixed_up(tmp_path: Path) -> None:
+    """The folders are of cliques with another jump: a lost rank's copy is where no rank of its new clique looks."""
+
+    def work(rank: int) -> None:
+        saved(Job(tmp_path, 4, 2).start(rank), 1, rank=rank)
+        closer = Job(tmp_path / "closer", 4, 1)
+        closer.folder = lambda rank: tmp_path / f"machine{rank}"  # type: ignore[method-assign]
+        closer.root.mkdir(exist_ok=True)
+        dist.barrier()
+        restarted = closer.start(rank)
+        assert restarted.newest("unfinished") == (1, 1)  # each rank has its own
+        closer.lose(rank, 1)
+        restarted = closer.start(rank)
+        assert restarted.newest("unfinished") == (-1, 1)
+        copy = restarted.load("unfinished", 1)
+        assert (copy is None) == (rank == 1)
+        if copy is not None:
+            assert_is(copy.state, rank, 1)
 
     on_ranks(4, work)
 

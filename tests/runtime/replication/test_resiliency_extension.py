@@ -15,7 +15,12 @@ import torch.distributed as dist
 from tests.kit.ranks import on_ranks
 
 from skerry.runtime.errors import Corrupt
-from skerry.runtime.replication import BasicTensorAwareStateDict, LazyCliqueReplicationStrategy
+from skerry.runtime.replication import (
+    BasicTensorAwareStateDict,
+    CliqueReplicationStrategy,
+    GroupWrapper,
+    LazyCliqueReplicationStrategy,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +84,36 @@ def test_manager_loads_what_lost_ranks_had_saved(tmp_path: Path, world: int, *, 
         assert_is(state, rank, 7)
 
     on_ranks(world, work)
+
+
+@BOTH_WAYS
+def test_groups_of_megatrons_tests_load_what_three_ranks_lose(tmp_path: Path, *, is_async: bool) -> None:
+    """The logic of Megatron-LM's test_replication.py: groups of unequal sizes, batches of them, broken ranks."""
+    groups, broken = [[2, 6, 7], [3, 1], [5], [0, 4]], {6, 3, 4}
+
+    def strategy_of() -> tuple[CliqueReplicationStrategy, GroupWrapper]:
+        group = GroupWrapper.from_list_of_groups([dist.new_group(ranks) for ranks in groups])
+        return CliqueReplicationStrategy(group, target_device="cpu"), group
+
+    def work(rank: int) -> None:
+        strategy, group = strategy_of()
+        tensors = [torch.full((n + 1, rank + 1), float(rank)) for n in range(3)]
+        for owner, batch in zip(group.ranks, group.all_gather_batch(tensors), strict=True):
+            assert [tuple(tensor.shape) for tensor in batch] == [(n + 1, owner + 1) for n in range(3)]
+            assert all(tensor.eq(owner).all() for tensor in batch)
+        manager = local_manager.LocalCheckpointManager(tmp_path, repl_strategy=strategy)
+        save(manager, state_of(rank, 1), 1, is_async=is_async)
+        dist.barrier()
+        if rank in broken:
+            shutil.rmtree(tmp_path / str(rank))
+        dist.barrier()
+        restarted = local_manager.LocalCheckpointManager(tmp_path, repl_strategy=strategy_of()[0])
+        assert restarted.find_latest() == 1
+        state, identity = restarted.load()
+        assert identity == (1, rank, "")
+        assert_is(state, rank, 1)
+
+    on_ranks(8, work, timeout_s=120.0)
 
 
 def test_bit_that_flips_in_a_file_is_an_error_on_all_ranks(tmp_path: Path) -> None:
