@@ -290,6 +290,15 @@ def test_factor_and_jump_that_make_no_copy_are_refused() -> None:
     on_ranks(2, work)
 
 
+def test_batch_that_one_rank_cannot_send_is_an_error_on_all_ranks() -> None:
+    def work(rank: int) -> None:
+        tensor = torch.zeros(2, 2).to_sparse() if rank == 1 else torch.zeros(2, 2)
+        with pytest.raises(Invalid, match="rank 1: cannot copy a tensor to a peer: number=0"):
+            GroupWrapper(deadline=timedelta(seconds=20)).all_gather_batch([tensor])
+
+    on_ranks(3, work)
+
+
 def test_batch_of_every_rank_is_gathered_in_order() -> None:
     def work(rank: int) -> None:
         group = GroupWrapper()

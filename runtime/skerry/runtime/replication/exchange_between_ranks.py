@@ -141,10 +141,18 @@ class GroupWrapper:
     def all_gather_batch(
         self, my_tensors: Sequence[torch.Tensor], target_device: str | None = None
     ) -> list[list[torch.Tensor]]:
-        """The tensors of every rank, in the order of the group. target_device: None leaves received ones on the CPU."""
+        """The tensors of every rank, in the order of the group. target_device: None leaves received ones on the CPU.
+
+        All ranks of the group raise Invalid for tensors of one that cannot be sent.
+        """
         phase = phase_of(self)
-        table, buffers = flatten(my_tensors)
-        tables = dict(zip(self.ranks, gather(phase, table), strict=True))
+        flat, error = attempt(lambda: flatten(my_tensors))
+        table, buffers = flat or (None, [])
+        answers = dict(zip(self.ranks, gather(phase, table or str(error)), strict=True))
+        tables = {rank: answer for rank, answer in answers.items() if isinstance(answer, Table)}
+        if len(tables) < len(answers):
+            text = "; ".join(f"rank {rank}: {answer}" for rank, answer in answers.items() if rank not in tables)
+            raise Invalid(text) from error
         peers = {rank: table.sizes for rank, table in tables.items() if rank != self.my_global_rank}
         received = phase.exchange(buffers, peers)
         rows = [unflatten(tables[rank], received[rank]) if rank in received else [*my_tensors] for rank in self.ranks]
