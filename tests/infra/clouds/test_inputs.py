@@ -13,7 +13,7 @@ from skerry.infra.clouds.aws.input_policies import input_policy
 from skerry.infra.clouds.aws.policies import Statement
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
-from skerry.infra.clouds.google.input_bindings import input_bindings
+from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import MOST_OPERATORS, expression, operators
 from skerry.infra.clouds.google.secret_bindings import SecretBinding
 from skerry.infra.spec.inputs import Inputs, Secret
@@ -22,6 +22,8 @@ ARN = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
 PARAMETER = "arn:aws:ssm:eu-west-1:123456789012:parameter/team/key"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/abc"
 STORE = ("google_bucket.store", "acme-runs")
+MEMBER = ACCOUNT.ref("email", before="serviceAccount:")
+READER = Reader(key=ACCOUNT.key, name=ACCOUNT.name, member=MEMBER, text="all replicas")
 
 
 def on_google(name: str, key: str | None = None) -> Secret:
@@ -63,12 +65,12 @@ def test_policy_on_aws_lists_and_reads_these_prefixes_only() -> None:
 
 def test_no_inputs_need_no_rights() -> None:
     assert input_policy(Inputs(env={"A": "b"}), "aws") == ()
-    assert list(input_bindings(Inputs(env={"A": "b"}), ACCOUNT, "all", None)) == []
+    assert list(input_bindings(Inputs(env={"A": "b"}), READER, None)) == []
 
 
 def test_bindings_on_google_name_these_prefixes_only() -> None:
     data = {"corpus": "gs://acme-data/corpus", "own": "gs://acme-runs/data", "all": "gs://whole", "s3": "s3://x/y"}
-    bindings = list(input_bindings(Inputs(data=data), ACCOUNT, "all replicas", STORE))
+    bindings = list(input_bindings(Inputs(data=data), READER, STORE))
     assert all(isinstance(binding, BucketBinding) for binding in bindings)
     by_bucket: dict[str, Any] = {str(getattr(binding, "bucket", "")): binding for binding in bindings}
     assert {bucket: binding.after for bucket, binding in by_bucket.items()} == {
@@ -91,7 +93,7 @@ def test_bindings_on_google_name_these_prefixes_only() -> None:
 
 def test_every_prefix_has_a_condition_of_its_own() -> None:
     data = {f"part_{number}": f"gs://acme-data/{number}" for number in range(15)}
-    (binding,) = input_bindings(Inputs(data=data), ACCOUNT, "all", None)
+    (binding,) = input_bindings(Inputs(data=data), READER, None)
     assert isinstance(binding, BucketBinding)
     assert len(binding.rules) == 15
     assert all(operators(expression("acme-data", rule)) <= MOST_OPERATORS for rule in binding.rules)
@@ -103,7 +105,7 @@ def test_secret_on_google_is_bound_once_whatever_its_versions() -> None:
         "B": on_google("projects/acme/secrets/hf/versions/latest", key="x"),
         "C": on_google("projects/other/secrets/hf/versions/2"),
     }
-    service, *bindings = input_bindings(Inputs(secrets=secrets), ACCOUNT, "all", None)
+    service, *bindings = input_bindings(Inputs(secrets=secrets), READER, None)
     assert service.name == "secretmanager.googleapis.com"
     assert [binding.secret for binding in bindings if isinstance(binding, SecretBinding)] == [
         "projects/acme/secrets/hf",
@@ -116,8 +118,8 @@ def test_secret_on_google_is_bound_once_whatever_its_versions() -> None:
 @pytest.mark.parametrize("name", ["hf", "h" * 255])
 def test_description_of_a_binding_keeps_its_owner(name: str) -> None:
     secrets = {"A": on_google(f"projects/acme/secrets/{name}/versions/1")}
-    account = replace(ACCOUNT, key="a-group-with-a-name-of-40-characters-xx-1000")
-    *_, binding = input_bindings(Inputs(secrets=secrets), account, "all replicas of the group", None)
+    reader = replace(READER, key="a-group-with-a-name-of-40-characters-xx-1000")
+    *_, binding = input_bindings(Inputs(secrets=secrets), reader, None)
     text = owner_labels.description(wanted_on_google(binding))
     assert len(text) <= 256
     assert owner_labels.of_description(text) is not None

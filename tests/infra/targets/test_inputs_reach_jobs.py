@@ -2,7 +2,7 @@
 
 A value is found in the environment of the training command only: not in plans, state, logs, requests or the bucket.
 Jobs outside of the clouds have the keys of a user of AWS with the rights of a replica; pods also have roles, for which
-they exchange the tokens of their service accounts.
+they exchange the tokens of their service accounts, and identities in a pool of Google.
 """
 
 from __future__ import annotations
@@ -140,6 +140,35 @@ class PodRoleRun(KubernetesRun):
         return super().group(count, "keyless")
 
 
+class ClusterAndProject(ClusterAndAccount):
+    """A cluster, and the project of Google with the store."""
+
+    def __init__(self, cluster: KubernetesSandbox, project: GoogleSandbox) -> None:
+        self.cluster, self.account = cluster, project
+        region = {"CLOUDSDK_COMPUTE_REGION": "us-central1"}
+        self.environment = {**project.environment, **cluster.environment, **region}
+
+
+class PodPoolRun(PodRoleRun):
+    """Pods outside of GKE with a store in Cloud Storage."""
+
+    def write_spec(self, **values: Any) -> Path:
+        return super().write_spec(**{"store": "gs://acme-skerry/runs", **values})
+
+
+@pytest.fixture
+def project_guest(google_project: GoogleSandbox) -> Iterator[ClusterAndProject]:
+    with KubernetesSandbox() as cluster:
+        cluster.job_runs.containers = Processes()
+        google_project.exchange.issuers[cluster.tokens.url] = cluster.tokens.keys
+        names = ("STORAGE", "SECRETMANAGER")
+        endpoints = [f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}" for name in names]
+        cluster.variables.update({name: google_project.environment[name] for name in endpoints})
+        yield ClusterAndProject(cluster, google_project)
+        assert cluster.violations == []
+        assert google_project.violations == []
+
+
 @pytest.fixture
 def keys(aws_account: Sandbox) -> dict[str, str]:
     """The keys of a user without rights: `spec_of` gives it those of a replica."""
@@ -202,8 +231,13 @@ def service_of(kind: type[TargetRun], keys: Mapping[str, str], within: Mapping[s
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
     kind: type[TargetRun] = request.param
-    account = {VertexRun: "google_project", BatchRun: "aws_account", SageMakerRun: "aws_account"}.get(kind, "guest")
-    return kind(tmp_path, request.getfixturevalue(account))
+    fixtures: dict[type[TargetRun], str] = {
+        VertexRun: "google_project",
+        BatchRun: "aws_account",
+        SageMakerRun: "aws_account",
+        PodPoolRun: "project_guest",
+    }
+    return kind(tmp_path, request.getfixturevalue(fixtures.get(kind, "guest")))
 
 
 def aws_secrets(sandbox: Sandbox) -> dict[str, dict[str, str]]:
@@ -250,9 +284,14 @@ def google_secrets(sandbox: GoogleSandbox) -> dict[str, dict[str, str]]:
     return {"TOKEN": first, "INNER": {"google_secret": f"{inner}/versions/latest"}}
 
 
+ON_GOOGLE: Final = (VertexRun, PodPoolRun)
+
+
 def spec_of(run: TargetRun) -> Path:
-    is_google = isinstance(run, VertexRun)
-    if isinstance(run.sandbox, ClusterAndAccount):
+    is_google = isinstance(run, ON_GOOGLE)
+    if isinstance(run.sandbox, ClusterAndProject):
+        secrets = google_secrets(run.sandbox.account)
+    elif isinstance(run.sandbox, ClusterAndAccount):
         secrets = guest_secrets(run)
     else:
         secrets = google_secrets(run.sandbox) if is_google else aws_secrets(run.sandbox)
@@ -265,15 +304,15 @@ def spec_of(run: TargetRun) -> Path:
 
 def written(run: TargetRun, variables: Mapping[str, str]) -> bytes:
     """Everything in the run's bucket and on the operator's disk."""
-    uri = "gs://acme-skerry" if isinstance(run, VertexRun) else "s3://acme-skerry"
+    uri = "gs://acme-skerry" if isinstance(run, ON_GOOGLE) else "s3://acme-skerry"
     store = open_store(uri, environment=variables)
     objects = b"".join(store.read(entry.key) or b"" for entry in store.list(""))
     return objects + b"".join(file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
 
 
 IN_CLOUDS: Final = (BatchRun, SageMakerRun, VertexRun)
-WITH_RIGHTS: Final = (*IN_CLOUDS, PodRoleRun)
-GUESTS: Final = (KubernetesRun, PodRoleRun, HfJobsRun, ModalRun, SlurmRun)
+WITH_RIGHTS: Final = (*IN_CLOUDS, PodRoleRun, PodPoolRun)
+GUESTS: Final = (KubernetesRun, PodRoleRun, PodPoolRun, HfJobsRun, ModalRun, SlurmRun)
 
 
 @pytest.mark.parametrize("run", [*IN_CLOUDS, *GUESTS], indirect=True, ids=lambda kind: kind.__name__)

@@ -18,6 +18,8 @@ from tests.testing.google.kit import POOLS, bind, good, make_bucket
 from skerry.testing.aws.container_role_keys import role_keys
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
+from skerry.testing.google.token_exchange import ExchangeRefusal
+from skerry.testing.token_issuer import TokenIssuer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,7 +205,8 @@ def unsign(response: dict[str, Any]) -> None:
     [
         (lambda form: form | {"grant_type": "x"}, "grant_type is not"),
         (lambda form: form | {"requested_token_type": "x"}, "requested_token_type is not"),
-        (lambda form: form | {"subject_token_type": "urn:ietf:params:oauth:token-type:jwt"}, "exchanges only urn"),
+        (lambda form: form | {"subject_token_type": "urn:ietf:params:oauth:token-type:saml2"}, "exchanges only urn"),
+        (lambda form: form | {"subject_token_type": "urn:ietf:params:oauth:token-type:jwt"}, "is not of type oidc"),
         (lambda form: form | {"scope": "https://www.googleapis.com/auth/drive"}, "invalid_scope"),
         (lambda form: form | {"subject_token": "x"}, "Unable to parse"),
         (lambda form: form | {"subject_tokn": "x"}, "unknown field subject_tokn"),
@@ -248,3 +251,52 @@ def test_exchange_requires_the_enabled_service(clouds: Clouds, form: dict[str, s
     status, body = posted(clouds, form)
     assert status == 403
     assert "SERVICE_DISABLED" in body
+
+
+# Tokens of an OIDC issuer.
+
+ISSUER = "https://oidc.example.com/id/0123"
+ACCOUNT = "system:serviceaccount:train:skerry-a-0"
+OF_A_CLUSTER: dict[str, Any] = {
+    "aws": None,
+    "oidc": {"issuerUri": ISSUER},
+    "attributeMapping": {"google.subject": "assertion.sub"},
+    "attributeCondition": "assertion.sub.startsWith('system:serviceaccount:train:skerry-')",
+}
+
+
+def answer_to(google: GoogleSandbox, issuer: TokenIssuer, **claims: Any) -> tuple[str, str]:
+    """The error of an exchange, or none and the principal of its token."""
+    token = issuer.token({"sub": ACCOUNT, "aud": [f"https:{AUDIENCE}"], "exp": 4_000_000_000} | claims)
+    form = {
+        "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
+        "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "audience": AUDIENCE,
+        "scope": SCOPE,
+        "subject_token": token,
+    }
+    try:
+        answer = google.exchange.token(form)
+    except ExchangeRefusal as error:
+        refusal = json.loads(error.body)
+        return str(refusal["error"]), str(refusal["error_description"])
+    return "", google.principals.principal_of(f"Bearer {answer['access_token']}").name
+
+
+def test_token_of_a_cluster_is_verified_before_it_is_exchanged() -> None:
+    cluster, thief = TokenIssuer(ISSUER), TokenIssuer(ISSUER)
+    with GoogleSandbox() as google:
+        google.enable("sts.googleapis.com")
+        make_provider(google, **OF_A_CLUSTER)
+        assert answer_to(google, cluster)[1] == "Error connecting to the given credential's issuer."
+        google.exchange.issuers[ISSUER] = cluster.keys
+        assert answer_to(google, cluster) == ("", f"principal:{POOL}/subject/{ACCOUNT}")
+        assert answer_to(google, thief)[1].startswith("Unable to verify the ID Token: ")
+        for claims, expected in (
+            ({"iss": "https://oidc.example.com/id/4567"}, "The issuer in ID Token "),
+            ({"aud": ["sts.amazonaws.com"]}, "The audience in ID Token "),
+            ({"exp": 1_700_000_000}, "ID Token is stale to sign-in."),
+            ({"sub": "system:serviceaccount:train:another"}, "The given credential is rejected by the attribute"),
+        ):
+            assert answer_to(google, cluster, **claims)[1].startswith(expected), claims

@@ -223,6 +223,8 @@ def _check_provider(body: Mapping[str, Any]) -> None:
         raise invalid("a provider has exactly one of aws, oidc, saml and x509", "provider_config")
     if "aws" in body and re.fullmatch(r"\d{12}", body["aws"].get("accountId", "")) is None:
         raise invalid("the account id of AWS has 12 digits", "aws.account_id")
+    if "oidc" in body and not body["oidc"].get("issuerUri", "").startswith("https://"):
+        raise invalid("the issuer URI must start with https://", "oidc.issuer_uri")
     _check_mapping(body.get("attributeMapping", {}), body.get("attributeCondition"), is_aws="aws" in body)
 
 

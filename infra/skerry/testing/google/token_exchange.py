@@ -1,7 +1,9 @@
-"""Security Token Service: exchanges an AWS identity for a token of this project.
+"""Security Token Service: exchanges an AWS identity, or a token of an OIDC issuer, for a token of this project.
 
-The subject token is a signed GetCallerIdentity request; this server sends it to the configured AWS endpoint and uses
-the response. Sources: "Workload Identity Federation with AWS", REST reference of sts.token, google.auth.aws, RFC 8693.
+The subject token of AWS is a signed GetCallerIdentity request; this server sends it to the configured AWS endpoint and
+uses the response. That of an issuer is verified with its keys.
+Sources: "Workload Identity Federation with AWS" and "with Kubernetes", REST reference of sts.token, google.auth.aws,
+RFC 8693.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from xml.etree import ElementTree as ET  # moto's own answers
 
 from skerry.testing.google import cel
 from skerry.testing.google.access_tokens import TOKEN_S, Principal
+from skerry.testing.token_issuer import verified_claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _REQUESTED: Final = "urn:ietf:params:oauth:token-type:access_token"
 _SUBJECT: Final = "urn:ietf:params:aws:token-type:aws4_request"
+_JWT: Final = "urn:ietf:params:oauth:token-type:jwt"
 _AUDIENCE: Final = re.compile(
     r"//iam\.googleapis\.com/projects/(\d+)/locations/global/workloadIdentityPools/([a-z0-9-]+)/providers/([a-z0-9-]+)"
 )
@@ -58,26 +62,39 @@ class ExchangeRefusal(Exception):  # noqa: N818  named for what happened
 
 
 class Exchange:
-    """The endpoint at /v1/token. aws: the endpoint of AWS's STS; None refuses every exchange."""
+    """The endpoint at /v1/token. aws: the endpoint of AWS's STS; None refuses its identities.
+
+    issuers: the keys of the issuers of tokens, by their URLs.
+    """
 
     def __init__(self, project: Project, pools: Pools, aws: str | None) -> None:
         self._project = project
         self._pools = pools
         self.aws = aws
+        self.issuers: Final[dict[str, Mapping[str, Any]]] = {}
 
     def token(self, form: Mapping[str, str]) -> dict[str, Any]:
         """The answer to one exchange. Takes the project's lock itself, and not while it asks AWS. Raises Rejected."""
         for name, expected in (("grant_type", _GRANT), ("requested_token_type", _REQUESTED)):
             if form.get(name) != expected:
                 raise ExchangeRefusal(400, "invalid_request", f"{name} is not {expected}: {form.get(name)}")
-        if form.get("subject_token_type") != _SUBJECT:
-            raise ExchangeRefusal(400, "invalid_request", f"the sandbox exchanges only {_SUBJECT}")
+        kind = form.get("subject_token_type")
+        if kind not in {_SUBJECT, _JWT}:
+            raise ExchangeRefusal(400, "invalid_request", f"the sandbox exchanges only {_SUBJECT} and {_JWT}")
         if not any(scope.startswith(_SCOPES) for scope in form.get("scope", "").split()):
             raise ExchangeRefusal(400, "invalid_scope", f"scope: {form.get('scope')}")
         audience = form.get("audience", "")
         with self._project.lock:
-            provider, pool = self._provider(audience)
-        assertion = self._caller(form.get("subject_token", ""), audience)
+            provider, pool = self._provider(audience, "aws" if kind == _SUBJECT else "oidc")
+        subject = form.get("subject_token", "")
+        if kind == _SUBJECT:
+            assertion = self._caller(subject, audience)
+            if assertion["account"] != provider.resource["aws"]["accountId"]:
+                raise ExchangeRefusal(
+                    400, "invalid_grant", "The AWS account of the subject token is not the provider's."
+                )
+        else:
+            assertion = self._claims(provider.resource["oidc"], subject, audience)
         with self._project.lock:
             principal = self._principal(provider, pool, assertion)
             token = self._project.principals.token(principal)
@@ -88,7 +105,7 @@ class Exchange:
             "expires_in": TOKEN_S,
         }
 
-    def _provider(self, audience: str) -> tuple[PoolRecord, str]:
+    def _provider(self, audience: str, kind: str) -> tuple[PoolRecord, str]:
         match = _AUDIENCE.fullmatch(audience)
         if match is None:
             raise ExchangeRefusal(400, "invalid_request", f"Invalid value for audience: {audience}")
@@ -96,9 +113,28 @@ class Exchange:
             raise ExchangeRefusal(
                 400, "invalid_target", f"The target service indicated by the audience is invalid: {audience}"
             )
-        if "aws" not in provider.resource:
-            raise ExchangeRefusal(400, "invalid_grant", "the provider is not of type aws")
+        if kind not in provider.resource:
+            raise ExchangeRefusal(400, "invalid_grant", f"the provider is not of type {kind}")
         return provider, match[2]
+
+    def _claims(self, oidc: Mapping[str, Any], token: str, audience: str) -> dict[str, str]:
+        """Return the claims of a token of the provider's issuer for this provider."""
+        issuer = oidc["issuerUri"]
+        if (keys := self.issuers.get(issuer)) is None:
+            raise ExchangeRefusal(400, "invalid_grant", "Error connecting to the given credential's issuer.")
+        try:
+            claims = verified_claims(token, keys)
+        except ValueError as error:
+            raise ExchangeRefusal(400, "invalid_grant", f"Unable to verify the ID Token: {error}") from error
+        if claims.get("iss") != issuer:
+            raise ExchangeRefusal(400, "invalid_grant", f"The issuer in ID Token {claims.get('iss')} is not expected.")
+        if float(claims.get("exp", 0)) <= self._project.now().timestamp():
+            raise ExchangeRefusal(400, "invalid_grant", "ID Token is stale to sign-in.")
+        expected = set(oidc.get("allowedAudiences") or (audience, f"https:{audience}"))
+        if not expected & set(claims.get("aud", ())):
+            text = f"The audience in ID Token {claims.get('aud')} does not match the expected audience."
+            raise ExchangeRefusal(400, "invalid_grant", text)
+        return {name: value for name, value in claims.items() if isinstance(value, str)}
 
     def _caller(self, subject: str, audience: str) -> dict[str, str]:
         """Return AWS's response to the signed GetCallerIdentity."""
@@ -158,8 +194,6 @@ class Exchange:
         return {"arn": fields["Arn"], "account": fields["Account"], "userid": fields["UserId"]}
 
     def _principal(self, provider: PoolRecord, pool: str, assertion: Mapping[str, str]) -> Principal:
-        if assertion["account"] != provider.resource["aws"]["accountId"]:
-            raise ExchangeRefusal(400, "invalid_grant", "The AWS account of the subject token is not the provider's.")
         context: dict[str, cel.Value] = {f"assertion.{name}": value for name, value in assertion.items()}
         mapped: dict[str, str] = {}
         for name, expression in (provider.resource.get("attributeMapping") or _DEFAULT_MAPPING).items():

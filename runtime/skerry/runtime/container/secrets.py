@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
 from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
+from skerry.runtime.store.credentials.google_login import login_token_of_job
 from skerry.runtime.store.credentials.google_metadata import metadata_token_of_job
 from skerry.runtime.store.credentials.http import send_request
 
@@ -142,9 +143,10 @@ def _ask_aws(
 
 
 def _from_google(secret: _Secret, environment: Mapping[str, str], clock: Clock) -> bytes:
-    del clock
     try:
-        token = metadata_token_of_job(environment)
+        token = login_token_of_job(environment, clock) or metadata_token_of_job(environment)
+    except SkerryError as error:
+        raise secret.error(type(error), str(error)) from None
     except OSError as error:  # its text contains no secret
         raise secret.error(Retryable, str(error)) from None
     endpoint = environment.get(_GOOGLE_ENDPOINT) or "https://secretmanager.googleapis.com/"

@@ -11,12 +11,15 @@ from tests.infra.clouds.google.kit import OTHER, RUN, check_golden, check_reques
 
 from skerry.infra.clouds.google.workload_identity import (
     MOST_CONDITION,
+    OidcProvider,
+    OidcProviders,
     Pool,
     Pools,
     Provider,
     Providers,
     condition,
     members_prefix,
+    oidc_provider_body,
     pool_body,
     pool_id,
     provider_body,
@@ -41,6 +44,15 @@ PROVIDER = Provider(
     account="123456789012",
     sessions="arn:aws:sts::123456789012:assumed-role/",
     roles=("skerry-tiny-gpt-batch-0", "skerry-tiny-gpt-batch-1"),
+)
+CLUSTER = OidcProvider(
+    key="kubernetes",
+    name="skerry-tiny-gpt/kubernetes",
+    region="",
+    why="accounts of the cluster",
+    pool=WHERE,
+    issuer="https://oidc.example.com/id/0123",
+    subjects=("system:serviceaccount:train:skerry-tiny-", "system:serviceaccount:more:skerry-tiny-"),
 )
 START = sessions("123456789012", "aws")
 PARENT = "v1/projects/skerry-sandbox/locations/global/workloadIdentityPools"
@@ -138,6 +150,44 @@ class TestProviders(Federated):
         self.assert_restored(google, desired, *differing)
 
 
+class TestOidcProviders(Federated):
+    HANDLER = OidcProviders
+    RESOURCE = CLUSTER
+    CHANGE = ("issuer", "https://oidc.example.com/id/4567")
+
+    def resource(self, google: Google) -> OidcProvider:
+        Pools(google).create(wanted(POOL))
+        return CLUSTER
+
+    @pytest.mark.parametrize(
+        ("body", "setting"),
+        [
+            ({"attributeCondition": "true"}, "subjects"),
+            ({"attributeMapping": {"google.subject": "assertion.aud"}}, "subject"),
+            ({"oidc": {"issuerUri": "https://evil.example.com"}}, "issuer"),
+            ({"oidc": {"issuerUri": CLUSTER.issuer, "allowedAudiences": ["any"]}}, "audiences"),
+            ({"disabled": True}, "enabled"),
+        ],
+    )
+    def test_widened_provider_is_reported_and_restored(
+        self, google: Google, body: dict[str, Any], setting: str
+    ) -> None:
+        desired = wanted(self.resource(google))
+        OidcProviders(google).create(desired)
+        mask = {"updateMask": next(iter(body))}
+        google.call("iam", "PATCH", f"{PARENT}/skerry-tiny-gpt/providers/kubernetes", body=body, query=mask)
+        assert setting in self.differing(desired, self.seen(google, desired))
+        self.assert_restored(google, desired, setting)
+
+    def test_each_type_of_provider_lists_its_own(self, google: Google) -> None:
+        OidcProviders(google).create(wanted(self.resource(google)))
+        Providers(google).create(wanted(PROVIDER))
+        addresses = [
+            record.address for kind in (Providers, OidcProviders) for record in kind(google).list_owned(RUN, [])
+        ]
+        assert addresses == [PROVIDER.address, CLUSTER.address]
+
+
 def test_requests_equal_the_golden_files() -> None:
     pool, provider = pool_body(wanted(POOL)), provider_body(wanted(PROVIDER))
     check_request("iam", "POST", PARENT, pool, workloadIdentityPoolId=POOL.name)
@@ -146,6 +196,7 @@ def test_requests_equal_the_golden_files() -> None:
     check_request("iam", "PATCH", f"{path}/aws-batch", provider, updateMask=",".join(sorted(provider)))
     check_golden("pool", pool)
     check_golden("provider", provider)
+    check_request("iam", "POST", path, oidc_provider_body(wanted(CLUSTER)), workloadIdentityPoolProviderId="kubernetes")
 
 
 def test_too_many_roles_are_refused() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
+from joserfc.jwk import RSAKey
 from tests.runtime.store.credentials.issuer import GOOGLE_AUDIENCE
 from tests.support.batchplace import make_role
 from tests.support.clocks import FakeClock
@@ -138,6 +140,27 @@ def test_login_is_found_in_the_places_of_googles_own_clients(tmp_path: Path) -> 
     assert isinstance(google_login({"CLOUDSDK_CONFIG": str(tmp_path)}), GoogleLogin)
     assert isinstance(google_login({"GOOGLE_APPLICATION_CREDENTIALS": "login.json"}), GoogleLogin)
     assert google_login({"CLOUDSDK_CONFIG": str(tmp_path / "absent")}) is None
+
+
+def test_key_in_a_variable_signs_the_requests(google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the Secret of a cluster gives it: obstore signs each token itself, so the sandbox is told to accept them."""
+    make_bucket(google)
+    pem = RSAKey.generate_key(2048).as_pem(private=True).decode()
+    email = "pods@acme.iam.gserviceaccount.com"
+    key = {"type": "service_account", "client_email": email, "private_key": pem, "private_key_id": "1"}
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", os.devnull)
+    heard: list[str] = []
+
+    def accept(authorization: str) -> Principal:
+        heard.append(authorization)
+        return Principal(name=f"serviceAccount:{email}", grants=None)
+
+    monkeypatch.setattr(google.principals, "principal_of", accept)
+    environment = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{google.endpoint}/storage/v1/"}
+    assert open_store("gs://bucket/tiny", environment=environment).create("a", b"body")
+    claims = json.loads(base64.urlsafe_b64decode(heard[0].split(".")[1] + "=="))
+    assert (claims["iss"], claims["sub"]) == (email, email)
 
 
 # The machine's service account.

@@ -22,7 +22,14 @@ from skerry.infra.clouds.google.secret_bindings import SecretBinding, SecretBind
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceAccounts
 from skerry.infra.clouds.google.services import Service, Services, service
 from skerry.infra.clouds.google.session import Disabled
-from skerry.infra.clouds.google.workload_identity import Pool, Pools, Provider, Providers
+from skerry.infra.clouds.google.workload_identity import (
+    OidcProvider,
+    OidcProviders,
+    Pool,
+    Pools,
+    Provider,
+    Providers,
+)
 from skerry.infra.clouds.handler_helpers import Absent, split_run_uri
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, Unauthorized
@@ -220,6 +227,7 @@ def handlers(google: Google) -> Mapping[str, Handler]:
         ServiceAccount.KIND: ServiceAccounts(google),
         Pool.KIND: Pools(google),
         Provider.KIND: Providers(google),
+        OidcProvider.KIND: OidcProviders(google),
         BucketBinding.KIND: BucketBindings(google),
         SecretBinding.KIND: SecretBindings(google),
     }

@@ -1,7 +1,8 @@
-"""The bindings of an account on the inputs in its spec: exactly these secrets, and these prefixes of buckets. Pure."""
+"""The bindings of a principal on the inputs in its spec: exactly these secrets, and these prefixes of buckets. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
@@ -13,8 +14,7 @@ from skerry.infra.provision.graph import short_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.clouds.google.service_accounts import ServiceAccount
-    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.spec.inputs import Inputs
 
 _GS: Final = "gs://"
@@ -22,22 +22,30 @@ _GS: Final = "gs://"
 _LONGEST: Final = 60
 
 
-def input_bindings(
-    inputs: Inputs, account: ServiceAccount, principal: str, store: tuple[str, str] | None
-) -> Iterator[Resource]:
-    """The account's bindings, each after what it needs.
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A principal that reads inputs. key: of its resources. name: of its bindings. text: for people."""
 
-    principal: for people. store: the address and the name of the run's own bucket, if it is in Cloud Storage.
+    key: str
+    name: str
+    member: Text
+    text: str
+
+
+def input_bindings(inputs: Inputs, reader: Reader, store: tuple[str, str] | None) -> Iterator[Resource]:
+    """The bindings of a principal, each after what it needs.
+
+    store: the address and the name of the run's own bucket, if it is in Cloud Storage.
     """
     for bucket, rules in _rules(inputs).items():
         yield BucketBinding(
-            key=f"{short_name(bucket, _LONGEST)}-{account.key}",
-            name=f"{account.name}-data",
+            key=f"{short_name(bucket, _LONGEST)}-{reader.key}",
+            name=f"{reader.name}-data",
             region="",
-            why=f"{principal} may read data in {bucket}; needs storage.buckets.setIamPolicy on it",
+            why=f"{reader.text} may read data in {bucket}; needs storage.buckets.setIamPolicy on it",
             after=(store[0],) if store is not None and store[1] == bucket else (),
             bucket=bucket,
-            member=account.ref("email", before="serviceAccount:"),
+            member=reader.member,
             rules=rules,
         )
     if not (secrets := _secrets(inputs)):
@@ -47,13 +55,13 @@ def input_bindings(
     for secret in secrets:
         _, project, _, name = secret.split("/")
         yield SecretBinding(
-            key=f"{short_name(f'{project}-{name}', _LONGEST)}-{account.key}",
-            name=account.name,
+            key=f"{short_name(f'{project}-{name}', _LONGEST)}-{reader.key}",
+            name=reader.name,
             region="",
-            why=f"{principal} may read {name}; needs secretmanager.secrets.setIamPolicy on it",
+            why=f"{reader.text} may read {name}; needs secretmanager.secrets.setIamPolicy on it",
             after=(manager.address,),
             secret=secret,
-            member=account.ref("email", before="serviceAccount:"),
+            member=reader.member,
         )
 
 

@@ -43,7 +43,7 @@ def claim(google: Google, desired: Desired, observed: Observed) -> None:
             google.call("iam", "PATCH", place, body=body)
         case "google_pool":
             _describe(google, desired, f"workloadIdentityPools/{name}")
-        case "google_pool_provider":
+        case "google_pool_provider" | "google_pool_oidc_provider":
             pool, _, provider = name.partition("/")
             _describe(google, desired, f"workloadIdentityPools/{pool}/providers/{provider}")
         case kind:

@@ -1,9 +1,11 @@
-"""Workload identity federation: a pool for identities of AWS, with a provider for the roles of each AWS account.
+"""Workload identity federation: a pool for identities of AWS or of a cluster, with providers that admit them.
+
+A provider admits the roles of one AWS account, or service accounts by the tokens of one OIDC issuer.
 
 A deleted pool or provider keeps its id for 30 days: a create finds, restores and updates it. A pool grants no
 permissions; those are bound to its members, see `bucket_bindings`.
 Sources: the discovery document of iam v1 (limits of ids, mappings and conditions); IAM, "Configure Workload Identity
-Federation with AWS".
+Federation with AWS" and "with Kubernetes".
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ _DELETED: Final = "DELETED"
 _REMEDY: Final = "delete it if it is not needed; its id stays taken for 30 days"
 _PAGE: Final = "50"
 _SESSIONS: Final = re.compile(r"assertion\.arn\.startsWith\('([^']*)'\) && ")
+SUBJECT_CLAIM: Final = "assertion.sub"
+"""The identity of a token, to which permissions are bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,36 @@ class Provider(Resource):
         return {f"pool {name.partition('/')[0]}: admitted roles of AWS": admitted}
 
 
+@dataclass(frozen=True, kw_only=True)
+class OidcProvider(Resource):
+    """Admits subjects of an OIDC issuer to a pool. name: POOL/ID. Outputs: name, audience.
+
+    pool: the name of the pool. issuer: of the tokens, with https://; Google reads its keys there. subjects: the
+    beginnings of the admitted ones. audience: for requests of tokens; the tokens have the same, after `https:`.
+    """
+
+    KIND: ClassVar[str] = "google_pool_oidc_provider"
+    FIXED: ClassVar[frozenset[str]] = frozenset({"pool"})
+
+    pool: Text
+    issuer: str
+    subjects: tuple[str, ...]
+    audiences: tuple[str, ...] = ()
+    subject: str = SUBJECT_CLAIM
+    enabled: bool = True
+
+    @classmethod
+    def rights(cls, name: str, settings: Mapping[str, Json], /) -> Mapping[str, Json]:
+        """See Resource.rights."""
+        admitted = {setting: settings[setting] for setting in ("issuer", "subjects") if setting in settings}
+        return {f"pool {name.partition('/')[0]}: admitted accounts of a cluster": admitted}
+
+
+def subjects_condition(starts: Sequence[str]) -> str:
+    """The condition for tokens whose subject begins with one of these."""
+    return " || ".join(f"{SUBJECT_CLAIM}.startsWith({start!r})" for start in sorted(starts))
+
+
 def pool_id(stem: str) -> str:
     """The id of a run's pool: at most 32 characters. stem: of the run."""
     return name_with_room(stem, _LONGEST_ID)
@@ -118,6 +152,18 @@ def condition(roles: Sequence[str], start: str) -> str:
 def pool_body(desired: Desired) -> dict[str, Any]:
     """The body of workloadIdentityPools.create, and of a patch."""
     return {**_about(desired), "disabled": not desired.settings["enabled"]}
+
+
+def oidc_provider_body(desired: Desired) -> dict[str, Any]:
+    """The body of providers.create, and of a patch."""
+    settings = desired.settings
+    return {
+        **_about(desired),
+        "disabled": not settings["enabled"],
+        "oidc": {"issuerUri": settings["issuer"], "allowedAudiences": _texts(desired, "audiences")},
+        "attributeMapping": {"google.subject": settings["subject"]},
+        "attributeCondition": subjects_condition(_texts(desired, "subjects")),
+    }
 
 
 def provider_body(desired: Desired) -> dict[str, Any]:
@@ -272,10 +318,12 @@ class Pools(_Federated):
         return {}
 
 
-class Providers(_Federated):
-    """Creates providers. See Handler."""
+class _PoolProviders(_Federated):
+    """Creates providers of one type. KIND: of the resource. TYPE: its field in an answer. See Handler."""
 
     NOUN = "workload identity provider"
+    RESOURCE: ClassVar[type[Resource]]
+    TYPE: ClassVar[str]
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. Those in the run's own pools."""
@@ -284,9 +332,11 @@ class Providers(_Federated):
             path = f"v1/{_parent(self._google.project)}/{pool}/providers"
             for row in self._list(path, "workloadIdentityPoolProviders"):
                 mark = owner_labels.of_description(str(row.get("description", "")))
-                if mark is not None and mark.owner(run) == run and row.get("state") != _DELETED:
+                owned = mark is not None and mark.owner(run) == run and row.get("state") != _DELETED
+                if mark is not None and owned and self.TYPE in row:
                     name = f"{pool}/{str(row['name']).rpartition('/')[2]}"
-                    yield owner_labels.owned_record(Provider, mark, name=name, region="", outputs=self._outputs(name))
+                    outputs = self._outputs(name)
+                    yield owner_labels.owned_record(self.RESOURCE, mark, name=name, region="", outputs=outputs)
 
     def _path(self, name: str) -> str:
         pool, _, provider = name.partition("/")
@@ -295,13 +345,23 @@ class Providers(_Federated):
     def _id_query(self, name: str) -> Mapping[str, str]:
         return {"workloadIdentityPoolProviderId": name.partition("/")[2]}
 
-    def _body(self, desired: Desired) -> dict[str, Any]:
-        return provider_body(desired)
-
     def _outputs(self, name: str) -> dict[str, str]:
         pool, _, provider = name.partition("/")
         where = f"{_parent(self._google.identity().number)}/{pool}/providers/{provider}"
         return {"name": where, "audience": f"//iam.googleapis.com/{where}"}
+
+    def _pool(self, desired: Desired) -> str:
+        return f"{_parent(self._google.identity().number)}/{desired.name.partition('/')[0]}"
+
+
+class Providers(_PoolProviders):
+    """Creates providers for roles of AWS. See Handler."""
+
+    RESOURCE = Provider
+    TYPE = "aws"
+
+    def _body(self, desired: Desired) -> dict[str, Any]:
+        return provider_body(desired)
 
     def _settings(self, desired: Desired, row: Mapping[str, Any]) -> dict[str, Json]:
         mapping: Mapping[str, Any] = row.get("attributeMapping", {})
@@ -309,22 +369,44 @@ class Providers(_Federated):
         start = _SESSIONS.match(admits)
         further = sorted(set(mapping) - {"google.subject", "attribute.aws_role"})
         return {
-            "pool": f"{_parent(self._google.identity().number)}/{desired.name.partition('/')[0]}",
+            "pool": self._pool(desired),
             "account": str(row.get("aws", {}).get("accountId", "")),
             "sessions": "" if start is None else start[1],
-            "roles": _roles(desired) if admits == _condition(desired) else [admits],
+            "roles": _texts(desired, "roles") if admits == _condition(desired) else [admits],
             "subject": "; ".join([str(mapping.get("google.subject", "")), *further]),
             "aws_role": str(mapping.get("attribute.aws_role", "")),
         }
 
 
+class OidcProviders(_PoolProviders):
+    """Creates providers for an OIDC issuer. See Handler."""
+
+    RESOURCE = OidcProvider
+    TYPE = "oidc"
+
+    def _body(self, desired: Desired) -> dict[str, Any]:
+        return oidc_provider_body(desired)
+
+    def _settings(self, desired: Desired, row: Mapping[str, Any]) -> dict[str, Json]:
+        mapping: Mapping[str, Any] = row.get("attributeMapping", {})
+        admits, subjects = str(row.get("attributeCondition", "")), _texts(desired, "subjects")
+        further = sorted(set(mapping) - {"google.subject"})
+        return {
+            "pool": self._pool(desired),
+            "issuer": str(row.get("oidc", {}).get("issuerUri", "")),
+            "subjects": subjects if admits == subjects_condition(subjects) else [admits],
+            "audiences": list(row.get("oidc", {}).get("allowedAudiences", ())),
+            "subject": "; ".join([str(mapping.get("google.subject", "")), *further]),
+        }
+
+
 def _condition(desired: Desired) -> str:
-    return condition(_roles(desired), str(desired.settings["sessions"]))
+    return condition(_texts(desired, "roles"), str(desired.settings["sessions"]))
 
 
-def _roles(desired: Desired) -> list[str]:
-    roles = desired.settings["roles"]
-    return [str(role) for role in roles] if isinstance(roles, Sequence) and not isinstance(roles, str) else []
+def _texts(desired: Desired, setting: str) -> list[str]:
+    texts = desired.settings[setting]
+    return [str(text) for text in texts] if isinstance(texts, Sequence) and not isinstance(texts, str) else []
 
 
 def _parent(project: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
+from skerry.infra.clouds.google.permissions import POOLS, lacking
 from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.provision.graph import short_name
 from skerry.infra.provision.plan import desired_of, settings_of
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.graph import Resource
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.kubernetes.cluster import Cluster
@@ -63,6 +66,34 @@ def checks(
 def issuer_of(cluster: Cluster) -> str:
     """The issuer of the tokens of a cluster's service accounts."""
     return str(cluster.get("/.well-known/openid-configuration")["issuer"])
+
+
+def is_gke(issuer: str) -> bool:
+    """Return whether it is a cluster of GKE, whose accounts Google knows without a pool of the run."""
+    return issuer.startswith("https://container.googleapis.com/")
+
+
+def issuer_check(cluster: Cluster, google: Google) -> Check:
+    """Check that Google can read the keys of the cluster's tokens, and that these credentials may let it trust them."""
+    name = "issuer of the cluster"
+
+    def look() -> Check:
+        issuer = issuer_of(cluster)
+        if is_gke(issuer):
+            return Check(name=name, ok=True, text=f"{issuer}, of GKE")
+        host = urlsplit(issuer).hostname or ""
+        if not issuer.startswith("https://") or "." not in host or host.endswith((".local", ".svc", ".internal")):
+            advice = (
+                "start the API server with a public --service-account-issuer, or name a `secret` with "
+                "GOOGLE_SERVICE_ACCOUNT_KEY"
+            )
+            return Check(name=name, ok=False, text=f"Google cannot read the keys of {issuer}", advice=advice)
+        if missing := lacking(google, POOLS):
+            advice = "ask for roles/iam.workloadIdentityPoolAdmin"
+            return Check(name=name, ok=False, text=f"lacking: {', '.join(missing)}", advice=advice)
+        return Check(name=name, ok=True, text=f"a pool of the run trusts {issuer}")
+
+    return _guarded(name, look)
 
 
 def provider_check(cluster: Cluster, aws: Aws) -> Check:

@@ -39,6 +39,9 @@ GPU: Final = "nvidia.com/gpu"
 _TOKEN_FOLDER: Final = "/var/run/secrets/skerry.dev"  # noqa: S105  a folder
 TOKEN_FILE: Final = f"{_TOKEN_FOLDER}/token"
 """The token of the replica's service account for the store's cloud; the kubelet renews it."""
+CREDENTIALS_FILE: Final = f"{_TOKEN_FOLDER}/google.json"
+"""The configuration with which Google's clients exchange the token, from an annotation of the pod."""
+_CREDENTIALS: Final = "skerry.dev/google-credentials"
 
 MANAGER: Final = "skerry"
 """The beginning of the names of skerry's field managers."""
@@ -63,13 +66,16 @@ def job(desired: Desired) -> Tree:
     if settings["queue"] is not None:
         labels[QUEUE_LABEL] = settings["queue"]
     attempts = int(str(settings["attempts"]))
+    of_pod: Tree = {"labels": labels}
+    if settings["credentials"] is not None:
+        of_pod["annotations"] = {_CREDENTIALS: settings["credentials"]}
     spec: Tree = {
         "completions": 1,
         "parallelism": 1,
         "backoffLimit": attempts - 1,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _rules(free_evictions=attempts > 1)},
-        "template": {"metadata": {"labels": labels}, "spec": _pod(desired)},
+        "template": {"metadata": of_pod, "spec": _pod(desired)},
     }
     if settings["deadline_s"] is not None:
         spec["activeDeadlineSeconds"] = settings["deadline_s"]
@@ -171,7 +177,7 @@ def _pod(desired: Desired) -> Tree:
         "containers": [_container(settings)],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(settings["shared_memory"])}},
-            *_token_volume(settings["token_audience"]),
+            *_token_volume(settings),
             *([] if claim is None else [{"name": "store", "persistentVolumeClaim": {"claimName": claim["name"]}}]),
         ],
     }
@@ -212,11 +218,17 @@ def _container(settings: Mapping[str, Any]) -> Tree:
     return container
 
 
-def _token_volume(audience: Any) -> list[Tree]:
-    if audience is None:
+def _token_volume(settings: Mapping[str, Any]) -> list[Tree]:
+    if settings["token_audience"] is None:
         return []
-    token: Tree = {"audience": audience, "expirationSeconds": _TOKEN_S, "path": TOKEN_FILE.rpartition("/")[2]}
-    return [{"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}}]
+    path = TOKEN_FILE.rpartition("/")[2]
+    token: Tree = {"audience": settings["token_audience"], "expirationSeconds": _TOKEN_S, "path": path}
+    sources: list[Tree] = [{"serviceAccountToken": token}]
+    if settings["credentials"] is not None:
+        annotation: Tree = {"fieldPath": f"metadata.annotations['{_CREDENTIALS}']"}
+        file: Tree = {"path": CREDENTIALS_FILE.rpartition("/")[2], "fieldRef": annotation}
+        sources.append({"downwardAPI": {"items": [file]}})
+    return [{"name": "token", "projected": {"sources": sources}}]
 
 
 def _tolerations(settings: Mapping[str, Any]) -> list[Tree]:

@@ -96,8 +96,9 @@ class KubernetesTarget(TargetOptions):
     queue: Annotated[str, _LABEL, Field(examples=["research"])] | None = None
     """The local queue of Kueue that admits the jobs."""
     secret: Annotated[str, _NAME, Field(examples=["store-keys"])] | None = None
-    """A Secret of yours whose entries become variables of the replicas, such as keys that open the store. Without it,
-    the store's cloud trusts the service account of each replica."""
+    """A Secret of yours whose entries become variables of the replicas: the keys that open the store, such as
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_SERVICE_ACCOUNT_KEY with the JSON of a key. Without it, the
+    store's cloud trusts the service account of each replica."""
     claim: Annotated[Claim, Field(examples=[{"name": "shared", "path": "/shared"}])] | None = None
     """The volume with the store, if that is in `file://`."""
     gke_project: Annotated[str, _PROJECT, Field(examples=["acme-diloco"])] | None = None
@@ -125,10 +126,10 @@ class KubernetesTarget(TargetOptions):
 
     @classmethod
     def mirror_schemes(cls, document: Document, index: int) -> tuple[str, ...]:
-        """See TargetOptions.mirror_schemes. Only the store's cloud trusts the pods; a Secret has keys of S3."""
-        if document.value(("replicas", index, "target", "secret")) is not None:
-            return ("s3",)
+        """See TargetOptions.mirror_schemes. Only the store's cloud trusts the pods; a Secret has keys of one cloud."""
         home = str(document.value(("store",))).partition("://")[0]
+        if document.value(("replicas", index, "target", "secret")) is not None:
+            return ("gs",) if home == "gs" else ("s3",)
         return (home,) if home in {"gs", "s3"} else ()
 
     @classmethod
@@ -151,12 +152,9 @@ class KubernetesTarget(TargetOptions):
 
 
 def _identity_problems(document: Document, index: int) -> Iterator[Problem]:
-    """A pod has no file with a key of Google, and GKE's accounts are for Cloud Storage only."""
+    """GKE's accounts are for Cloud Storage only, and a pod with a Secret has no use for them."""
     target = ("replicas", index, "target")
     in_google = str(document.value(("store",))).startswith("gs://")
-    if in_google and document.value((*target, "secret")) is not None:
-        text = "cannot open a store in Cloud Storage: it is read by the accounts of a GKE cluster; remove it"
-        yield document.problem((*target, "secret"), text, key=True)
     if not in_google and document.value((*target, "gke_project")) is not None:
         yield document.problem((*target, "gke_project"), "is only for a store in Cloud Storage; remove it", key=True)
 

@@ -79,6 +79,7 @@ def _of_replica(
         # The settings of a job do not reference its permissions.
         after=(account.address, *(resource.address for resource in identity.resources)),
         token_audience=identity.audience,
+        credentials=identity.credentials,
     )
 
 

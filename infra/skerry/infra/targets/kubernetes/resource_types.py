@@ -28,8 +28,8 @@ class Job(Resource):
     cpu: a quantity. memory, shared_memory: bytes. tolerations: as the API has them. secret: its entries become
     variables. secrets: by variable, the name of a Secret and the key of its entry. attempts: starts in total.
     deadline_s: of all attempts together; None is unlimited. grace_s: between SIGTERM and SIGKILL. token_audience:
-    of a token of the account that the pod gets; None is no token. claim: name, path and user of a volume; None is no
-    volume.
+    of a token of the account that the pod gets; None is no token. credentials: the configuration by which clients of
+    Google exchange it, a file in the pod; None is no file. claim: name, path and user of a volume; None is no volume.
     """
 
     KIND: ClassVar[str] = "kubernetes_job"
@@ -56,6 +56,7 @@ class Job(Resource):
             "grace_s",
             "service_account",
             "token_audience",
+            "credentials",
             "claim",
         }
     )
@@ -77,6 +78,7 @@ class Job(Resource):
     service_account: str
     attempts: int
     deadline_s: int | None
-    token_audience: str | None = None
+    token_audience: Text | None = None
+    credentials: Text | None = None
     claim: Mapping[str, str | int] | None = None
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, "Mapping[str, str]"])

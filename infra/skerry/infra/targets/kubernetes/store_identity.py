@@ -2,13 +2,16 @@
 
 AWS: a role for each replica, which trusts the tokens that the cluster issues to the replica's service account. A token
 is a file in the pod, which the kubelet renews. Google: entries of the bucket's policy for the same account, which GKE's
-metadata server makes known to Google.
+metadata server makes known to Google; for a cluster elsewhere, a pool with a provider that trusts the cluster's tokens,
+and a second file in the pod, which tells Google's clients to exchange them.
 Sources: IAM user guide, "Create a role for OpenID Connect federation"; Kubernetes, "ServiceAccount token volume
-projection"; GKE, "Workload Identity Federation: principal identifiers".
+projection"; GKE, "Workload Identity Federation: principal identifiers"; IAM (Google), "Configure Workload Identity
+Federation with Kubernetes".
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,13 +24,17 @@ from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
 from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
+from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
+from skerry.infra.clouds.google.services import service
+from skerry.infra.clouds.google.workload_identity import MOST_SUBJECT_BYTES, OidcProvider, Pool, pool_id
 from skerry.infra.provision.graph import Ref
-from skerry.infra.targets.kubernetes.manifests import TOKEN_FILE
+from skerry.infra.targets.kubernetes.manifests import CREDENTIALS_FILE, TOKEN_FILE
 from skerry.infra.targets.shared.aws_replica_roles import mirror_policies
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.provision.graph import Resource, Text
@@ -39,15 +46,21 @@ AUDIENCE: Final = "sts.amazonaws.com"
 """The audience of the tokens, for which IAM's OIDC provider of a cluster is made as well."""
 # The name of a role of AWS, and of a binding in its title.
 _LONGEST_NAME: Final = 64
+# The cloud of the target, of which the run's namespaces are the regions; also the key of the pool and its provider.
+_POOL: Final = "kubernetes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreIdentity:
-    """The access of one replica. audience: of the token in its pod; None without one."""
+    """The access of one replica. audience: of the token in its pod; None without one.
+
+    credentials: the configuration of Google's clients in CREDENTIALS_FILE, without a secret; None without one.
+    """
 
     resources: tuple[Resource, ...] = ()
     environment: Mapping[str, Text] | None = None
-    audience: str | None = None
+    audience: Text | None = None
+    credentials: Text | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,32 +116,92 @@ class GkeTrust:
     number: str
     project: str
 
-    def identity(self, context: RunContext, account: ServiceAccount) -> StoreIdentity:
-        """The access of the replica with this service account."""
+    def identity(self, context: RunContext, account: ServiceAccount, inputs: Inputs) -> StoreIdentity:
+        """The access of the replica with this service account. inputs: which it may read as well."""
         pool = f"projects/{self.number}/locations/global/workloadIdentityPools/{self.project}.svc.id.goog"
-        store = f"{google_storage.Bucket.KIND}.{STORE}"
-        binding = BucketBinding(
-            key=account.key,
-            name=name_with_room(f"{context.stem}-{account.key}", _LONGEST_NAME),
+        member = f"principal://iam.googleapis.com/{pool}/subject/ns/{account.region}/sa/{account.name}"
+        return StoreIdentity(resources=tuple(_google_bindings(context, account, inputs, member)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OidcTrust:
+    """A cluster outside of GKE, by the issuer of its tokens, with https://. project: of the store.
+
+    token_url: at which Google exchanges tokens.
+    """
+
+    issuer: str
+    project: str
+    token_url: str
+
+    def identity(self, context: RunContext, account: ServiceAccount, inputs: Inputs) -> StoreIdentity:
+        """The access of the replica with this service account. inputs: which it may read as well.
+
+        Services, pool and provider are the run's: all replicas return equal ones. Raises Invalid for a name of the
+        account that is too long for Google.
+        """
+        subject = f"system:serviceaccount:{account.region}:{account.name}"
+        if len(subject) > MOST_SUBJECT_BYTES:
+            raise Invalid(f"{subject} has more than the {MOST_SUBJECT_BYTES} characters of Google; shorten `namespace`")
+        services = [service(short, "admits pods of the cluster") for short in ("iam", "sts")]
+        pool = Pool(
+            key=_POOL,
+            name=pool_id(f"{context.stem}-{_POOL}"),
             region="",
-            why=f"{account.key} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
-            after=(store,),
-            bucket=context.run_uri.partition("://")[2].partition("/")[0],
-            member=f"principal://iam.googleapis.com/{pool}/subject/ns/{account.region}/sa/{account.name}",
-            rules=replica_rules(prefix=_prefix(context), slots=(account.key,), group=None),
+            why="where pods are let in",
+            after=tuple(each.address for each in services),
         )
-        kept = [
-            replace(
-                binding,
-                key=f"{mirror.key}-{account.key}",
-                why=f"{account.key} may keep the mirror in {mirror.bucket}; cannot overwrite its objects",
-                after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
-                bucket=mirror.bucket,
-                rules=mirror_rules(mirror.prefix, goes_on=mirror.goes_on),
-            )
-            for mirror in context.mirrors("gs")
-        ]
-        return StoreIdentity(resources=(binding, *kept))
+        provider = OidcProvider(
+            key=_POOL,
+            name=f"{pool.name}/{_POOL}",
+            region="",
+            why="accounts of the cluster",
+            pool=pool.ref("name"),
+            issuer=self.issuer,
+            subjects=tuple(
+                f"system:serviceaccount:{namespace}:{context.stem}-" for namespace in context.regions(_POOL)
+            ),
+        )
+        member = pool.ref("name", before="principal://iam.googleapis.com/", after=f"/subject/{subject}")
+        source = {
+            "type": "external_account",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": self.token_url,
+            "credential_source": {"file": TOKEN_FILE},
+        }
+        return StoreIdentity(
+            resources=(*services, pool, provider, *_google_bindings(context, account, inputs, member)),
+            environment={"GOOGLE_APPLICATION_CREDENTIALS": CREDENTIALS_FILE, "GOOGLE_CLOUD_PROJECT": self.project},
+            audience=provider.ref("audience", before="https:"),
+            credentials=provider.ref("audience", before='{"audience": "', after=f'", {json.dumps(source)[1:]}'),
+        )
+
+
+def _google_bindings(context: RunContext, account: ServiceAccount, inputs: Inputs, member: Text) -> Iterator[Resource]:
+    """The permissions of a replica's account in the store, in mirrors and on inputs."""
+    store = f"{google_storage.Bucket.KIND}.{STORE}"
+    binding = BucketBinding(
+        key=account.key,
+        name=name_with_room(f"{context.stem}-{account.key}", _LONGEST_NAME),
+        region="",
+        why=f"{account.key} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
+        after=(store,),
+        bucket=context.run_uri.partition("://")[2].partition("/")[0],
+        member=member,
+        rules=replica_rules(prefix=_prefix(context), slots=(account.key,), group=None),
+    )
+    yield binding
+    for mirror in context.mirrors("gs"):
+        yield replace(
+            binding,
+            key=f"{mirror.key}-{account.key}",
+            why=f"{account.key} may keep the mirror in {mirror.bucket}; cannot overwrite its objects",
+            after=(f"{google_storage.Bucket.KIND}.{mirror.key}",),
+            bucket=mirror.bucket,
+            rules=mirror_rules(mirror.prefix, goes_on=mirror.goes_on),
+        )
+    reader = Reader(key=account.key, name=binding.name, member=member, text=account.key)
+    yield from input_bindings(inputs, reader, (store, binding.bucket))
 
 
 def _prefix(context: RunContext) -> str:

@@ -19,7 +19,7 @@ from skerry.infra.targets.kubernetes.jobs import Jobs, ServiceAccounts
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
 from skerry.infra.targets.kubernetes.resource_graph import build_resources
 from skerry.infra.targets.kubernetes.resource_types import Job, ServiceAccount
-from skerry.infra.targets.kubernetes.store_identity import AwsTrust, GkeTrust
+from skerry.infra.targets.kubernetes.store_identity import AwsTrust, GkeTrust, OidcTrust
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.kubernetes.resource_graph import Trust
-    from skerry.infra.targets.kubernetes.store_identity import StoreIdentity
 
 
 def open_target(access: OperatorAccess) -> Kubernetes:
@@ -62,17 +61,22 @@ class CloudsOfStore:
         if context.run_uri.startswith(FILE):
             return None
         if context.run_uri.startswith("gs://"):
-            return self._gke
+            issuer = checks.issuer_of(cluster)
+            return lambda context, group, account: self._google_trust(issuer, group).identity(
+                context, account, context.inputs(group)
+            )
         caller = self.aws.identity()
         account = Account(number=caller.account, partition=caller.partition)
         aws = AwsTrust(account=account, issuer=checks.issuer_of(cluster))
         return lambda context, group, account: aws.identity(context, account, context.inputs(group))
 
-    def _gke(self, context: RunContext, group: Replicas, account: ServiceAccount) -> StoreIdentity:
-        project = self.google.identity()
-        other = KubernetesTarget.of(group).gke_project
-        number = project.number if other in {None, project.project} else self._number_of(str(other))
-        return GkeTrust(number=number, project=other or project.project).identity(context, account)
+    def _google_trust(self, issuer: str, group: Replicas) -> GkeTrust | OidcTrust:
+        own, other = self.google.identity(), KubernetesTarget.of(group).gke_project
+        if other is None and not checks.is_gke(issuer):
+            token_url = f"{self.google.endpoint('sts')}/v1/token"
+            return OidcTrust(issuer=issuer, project=own.project, token_url=token_url)
+        number = own.number if other in {None, own.project} else self._number_of(str(other))
+        return GkeTrust(number=number, project=other or own.project)
 
     def _number_of(self, project: str) -> str:
         row = self.google.call("cloudresourcemanager", "GET", f"v1/projects/{project}")
@@ -126,8 +130,11 @@ class Kubernetes:
     def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
         yield from checks.checks(self._cluster, context.run_uri, groups, self.resources(context, groups))
-        if context.run_uri.startswith("s3://") and any(KubernetesTarget.of(group).secret is None for group in groups):
+        keyless = [target for group in groups if (target := KubernetesTarget.of(group)).secret is None]
+        if keyless and context.run_uri.startswith("s3://"):
             yield checks.provider_check(self._cluster, self._clouds.aws)
+        elif context.run_uri.startswith("gs://") and any(target.gke_project is None for target in keyless):
+            yield checks.issuer_check(self._cluster, self._clouds.google)
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""

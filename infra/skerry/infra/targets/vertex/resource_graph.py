@@ -16,7 +16,7 @@ from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.home import STORE
-from skerry.infra.clouds.google.input_bindings import input_bindings
+from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_id
 from skerry.infra.clouds.google.services import Service, service
@@ -128,7 +128,9 @@ class _Group:
 
     def _input_bindings(self, account: ServiceAccount, principal: str) -> tuple[Resource, ...]:
         store = None if self._is_in_s3 else (_STORE, self._place()[0])
-        return tuple(input_bindings(self._context.inputs(self._group), account, principal, store))
+        member = account.ref("email", before="serviceAccount:")
+        reader = Reader(key=account.key, name=account.name, member=member, text=principal)
+        return tuple(input_bindings(self._context.inputs(self._group), reader, store))
 
     def _bindings(self, account: ServiceAccount, guest: ForeignReplica, principal: str) -> Iterator[BucketBinding]:
         """Return the account's permissions in the store and in the mirrors, as far as they are in Cloud Storage."""

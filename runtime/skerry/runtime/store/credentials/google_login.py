@@ -19,7 +19,7 @@ from skerry.runtime.store.credentials.google_from_aws import SCOPES
 from skerry.runtime.store.credentials.http import google_auth_transport, google_error_text, redact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from obstore.store import GCSCredential
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ACCESS_TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  the name of a variable
 """gcloud's variable for an access token to use instead of a login."""
+_ALL_SERVICES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 # For credentials that do not state their end.
 _DEFAULT_LIFE_S: Final = 3600.0
 
@@ -43,6 +44,12 @@ def google_login(environment: Mapping[str, str], clock: Clock | None = None) -> 
     return GoogleLogin(clock or SystemClock()) if _has_google_auth() else None
 
 
+def login_token_of_job(environment: Mapping[str, str], clock: Clock) -> str | None:
+    """A token for all services, by the file that the job's variable names; None without one. Raises as a login does."""
+    named = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
+    return GoogleLogin(clock, _ALL_SERVICES)()["token"] if named else None
+
+
 class GoogleLogin:
     """An obstore credential provider: tokens of a login, in any form that google-auth accepts.
 
@@ -52,8 +59,9 @@ class GoogleLogin:
     # See AwsWebIdentity.
     refresh_threshold: ClassVar = dt.timedelta(days=1)
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, scopes: Sequence[str] = SCOPES) -> None:
         self._clock = clock
+        self._scopes = scopes
         self._cache = CredentialCache(self._fetch, clock)
 
     def __call__(self) -> GCSCredential:
@@ -69,7 +77,7 @@ class GoogleLogin:
         library: Any = auth  # it has no types
         started_at = dt.datetime.fromisoformat(self._clock.utc_text())
         try:
-            login, _ = library.default(scopes=SCOPES, request=google_auth_transport)
+            login, _ = library.default(scopes=self._scopes, request=google_auth_transport)
             login.refresh(google_auth_transport)
         # google-auth does not wrap the errors of its parsers for files that are not Google's.
         except (GoogleAuthError, OSError, AttributeError, TypeError, ValueError) as error:
