@@ -13,7 +13,7 @@ dropping    a round closes as soon as the fast replicas have contributed; what s
 The steps that each replica contributes to a round, and the time at which it closes, come from a simulation of the
 shipped protocol in virtual time (a round of the fastest replica takes 20 s). The training is real: a small GPT, the
 same first weights and batches for all ways, so that ways are compared seed by seed. The outer optimizer is the default
-(0.7, momentum 0.9).
+of a spec.
 
 time        seconds until the held-out loss is reached that the worst way has at its end, interpolated between rounds;
             all ways have the same time in all. ratio: to skerry's, mean over seeds, with its standard error

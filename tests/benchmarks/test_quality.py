@@ -44,7 +44,8 @@ def trained_by_torch(rounds: list[Round], seed: int) -> float:
     shared = train.build(options)
     replicas = [copy.deepcopy(shared) for _ in rounds[0].steps]
     inner = [torch.optim.AdamW(model.parameters(), lr=OPTIONS.lr) for model in replicas]
-    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    default = Outer(rounds=None)
+    outer = torch.optim.SGD(shared.parameters(), lr=default.lr, momentum=default.momentum, nesterov=True)
     files, taken = train.sources()[0], [0] * len(replicas)
     for closed in rounds:
         for index, model in enumerate(replicas):

@@ -28,12 +28,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime/examples/t
 
 import train
 
+from skerry.infra.spec.model import Outer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from common.simulated_rounds import Round
 
 # S rows: one replica of one run each. N parameters, B batch, T time.
+# The outer step of a spec that names none.
+OUTER = Outer(rounds=None)
 BETAS, EPSILON, DECAY = (0.9, 0.999), 1e-8, 0.01  # torch's defaults for AdamW
 MODEL = {"batch": 4, "context": 32, "width": 32, "layers": 1, "lr": 2e-3}
 
@@ -59,8 +63,8 @@ class RunPlan:
     rounds: Sequence[Round]
     shards: int
     lr: float
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = OUTER.lr
+    outer_momentum: float = OUTER.momentum
     encoded: Callable[[Tensor], Tensor] | None = None
     feedback: float = 0.0
     synchronous: bool = False
