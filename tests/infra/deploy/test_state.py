@@ -54,13 +54,31 @@ def test_error_for_a_damaged_state_names_what_to_remove(spec: str, skerry_sandbo
     before = skerry_sandbox.inventory()
     s3 = skerry_sandbox.client("s3")
     newest = s3.list_objects_v2(Bucket="acme-skerry", Prefix="runs/tiny/state/")["Contents"][-1]["Key"]
-    s3.put_object(Bucket="acme-skerry", Key=newest, Body=b"{")
-    error = skerry("plan", spec, code=1).stderr
-    assert "`aws s3 rm --recursive s3://acme-skerry/runs/tiny/state/`" in error
+    state = s3.get_object(Bucket="acme-skerry", Key=newest)["Body"].read()
+    commands = (
+        ("plan", spec),
+        ("status", spec),
+        ("apply", spec, "--auto-approve"),
+        ("up", spec, "--auto-approve"),
+        ("unlock", spec, "--auto-approve"),
+        ("destroy", spec, "--yes", "--data"),
+    )
+    damage = (b"", b"{", state[: len(state) // 2], bytes(range(256)), state.replace(b'"a', b'"\xe4'), b"[]", b"{}")
+    for number, body in enumerate(damage):
+        s3.put_object(Bucket="acme-skerry", Key=newest, Body=body)
+        for command in commands if number == 2 else commands[:1]:
+            error = skerry(*command, code=1).stderr
+            assert "`aws s3 rm --recursive s3://acme-skerry/runs/tiny/state/`" in error, command
+    assert skerry_sandbox.inventory() == before
     delete_state(skerry_sandbox)
     skerry("apply", spec, "--auto-approve")
     assert skerry_sandbox.inventory() == before
     skerry("plan", spec, "--detailed-exitcode")
+    # What must not wait is done by names and tags.
+    newest = s3.list_objects_v2(Bucket="acme-skerry", Prefix="runs/tiny/state/")["Contents"][-1]["Key"]
+    s3.put_object(Bucket="acme-skerry", Key=newest, Body=b"{")
+    assert f"stopped: {before['job'][0]}" in skerry("cancel", spec, "--auto-approve", code=1).output
+    assert "job" not in skerry_sandbox.inventory()
 
 
 def test_first_apply_after_a_deleted_bucket_works(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:

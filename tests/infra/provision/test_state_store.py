@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.provision.account import holder
+from tests.kit.stores import View
 from tests.support.clocks import FakeClock
 
 from skerry.infra.provision import state as state_module
@@ -19,6 +20,7 @@ from skerry.infra.provision.state_store import LockedState, StateStore
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
+from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,6 +220,28 @@ def test_error_for_a_damaged_document_names_a_command_that_works(tmp_path: Path,
     after.note(Id("thing.c", 0), entry("thing.c"))
     kept = {"thing.b", "thing.c"} if damaged == "journal" else {"thing.c"}
     assert {item.record.address for item in after.release().entries} == kept
+
+
+@pytest.mark.parametrize(
+    ("uri", "command"),
+    [
+        ("s3://acme/runs/tiny", "aws s3 rm --recursive s3://acme/runs/tiny/state/"),
+        ("gs://acme/runs/tiny", "gcloud storage rm -r gs://acme/runs/tiny/state/"),
+        ("az://acme/runs/tiny", "az storage blob delete-batch --source acme --pattern 'runs/tiny/state/*'"),
+        ("hf://ann/acme/runs/tiny", "hf buckets rm --recursive hf://buckets/ann/acme/runs/tiny/state/"),
+    ],
+)
+def test_command_that_removes_a_damaged_state_is_one_of_its_cloud(uri: str, command: str) -> None:
+    class InCloud(View):
+        @property
+        def uri(self) -> str:
+            return uri
+
+    clock = FakeClock()
+    store = MemoryStore()
+    store.create(keys.state(1), b"\x80")
+    with pytest.raises(Corrupt, match=re.escape(f"keep a copy of {uri}/state/, then remove it with `{command}`")):
+        StateStore(InCloud(store), clock, abandoned=lambda _: False).load()  # type: ignore[arg-type]
 
 
 def test_state_that_is_removed_while_it_is_locked_is_a_conflict(

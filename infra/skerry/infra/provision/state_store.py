@@ -26,8 +26,17 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
-# The programs that remove an object, and their option for a folder, by the scheme of the store.
-_REMOVERS: Final = {"s3": ("aws s3 rm", "--recursive "), "gs": ("gcloud storage rm", "-r "), "file": ("rm", "-r ")}
+# The commands that remove an object, and a folder, by the scheme of the store.
+_REMOVERS: Final = {
+    "s3": ("aws s3 rm {uri}", "aws s3 rm --recursive {uri}"),
+    "gs": ("gcloud storage rm {uri}", "gcloud storage rm -r {uri}"),
+    "az": (
+        "az storage blob delete --container-name {bucket} --name {key}",
+        "az storage blob delete-batch --source {bucket} --pattern {all}",
+    ),
+    "hf": ("hf buckets rm hf://buckets/{path}", "hf buckets rm --recursive hf://buckets/{path}"),
+    "file": ("rm {path}", "rm -r {path}"),
+}
 # Old serials are kept for people only.
 _KEEP: Final = 10
 # A live holder that was unlocked learns it within this time; until then its calls are idempotent by name.
@@ -146,14 +155,11 @@ class StateStore:
         try:
             yield
         except Corrupt as error:
-            uri = f"{self._store.uri}/{key}"
-            scheme, _, path = uri.partition("://")
-            where = shlex.quote(unquote(path) if scheme == "file" else uri)
-            program, option = _REMOVERS.get(scheme, ("delete", ""))
+            where, command = _how_to_remove(f"{self._store.uri}/{key}")
             raise Corrupt(
                 f"{error}; when no other skerry command runs, keep a copy of {where}, then remove it with "
-                f"`{program} {option if key.endswith('/') else ''}{where}`{unlock}; `skerry plan` finds what exists by "
-                "names and tags, and `skerry apply` writes the state anew"
+                f"`{command}`{unlock}; `skerry plan` finds what exists by names and tags, and `skerry apply` writes "
+                "the state anew"
             ) from error
 
     def _serials(self) -> list[int]:
@@ -173,6 +179,17 @@ class StateStore:
         with ThreadPoolExecutor(max(1, self._store.profile.streams)) as pool:
             for _ in pool.map(self._store.delete, listed):
                 pass
+
+
+def _how_to_remove(uri: str) -> tuple[str, str]:
+    """The name of an object, or of a folder if it ends in "/", for a shell, and the command that removes it."""
+    scheme, _, rest = uri.partition("://")
+    path = unquote(rest) if scheme == "file" else rest
+    bucket, _, key = path.partition("/")
+    parts = {"uri": uri, "path": path, "bucket": bucket, "key": key, "all": f"{key}*"}
+    quoted = {name: shlex.quote(part) for name, part in parts.items()}
+    command = _REMOVERS.get(scheme, _REMOVERS["file"])[uri.endswith("/")]
+    return quoted["path" if scheme == "file" else "uri"], command.format_map(quoted)
 
 
 class LockedState:
