@@ -12,6 +12,7 @@ listed        entries that listings returned, per round
 memory_mb     resident memory of the process at the window's end; descriptors: its open files
 objects       files of a file:// store at the window's end; `inodes`: with its folders. Records stay for good, two to
               four for each round and replica; payloads and checkpoints do not
+inodes_made   inodes by which a round of the window left the store larger
 
 growth is the last window's figure by the second's (the first warms up), for what should stay flat. Times are of one
 machine; growth is the result. The S3 server is the tests' own, in memory: its time includes its own Python.
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLICAS = ("a", "b")
-FLAT = ("ms", "requests", "folders", "listed", "memory_mb", "descriptors")
+FLAT = ("ms", "requests", "folders", "listed", "memory_mb", "descriptors", "inodes_made")
 S3_ENVIRONMENT = {
     "AWS_ALLOW_HTTP": "true",
     "AWS_REGION": "us-east-1",
@@ -77,6 +78,7 @@ class Window:
     descriptors: int
     objects: int
     inodes: int
+    inodes_made: float
 
 
 class CountingStore:
@@ -184,6 +186,7 @@ def measure(open_engine: Callable[[], Store], folder: Path | None, rounds: int, 
                 descriptors=len(list(Path("/proc/self/fd").iterdir())),
                 objects=files,
                 inodes=inodes,
+                inodes_made=round((inodes - (result[-1].inodes if result else 0)) / size, 2),
                 **per_round,
             )
         )

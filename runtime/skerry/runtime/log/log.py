@@ -46,6 +46,9 @@ _RECORD_SPAN = Span(0, MAX_RECORD_BYTES + 1)
 STRAY_REMEDY: Final = "run `skerry doctor RUN`: it reports stray records, and --quarantine moves them away"
 # Commits behind a gap that one look verifies: of a log that has lost a record, the first of them is backed.
 _MOST_VERIFIED: Final = 8
+# A folder is listed by reading the names of all commits in it. After each so many rounds one more look in between reads
+# only the next commit's key, so that a look costs the same however long the log is (decision 0056).
+_ROUNDS_FOR_A_READ: Final = 256
 
 
 class Stored(NamedTuple, Generic[R]):
@@ -99,6 +102,7 @@ class RunLog:
         # Rounds whose commits were there before these rounds. They stay stray when the head comes to them, unless they
         # are backed then: an operator has moved the stray one away meanwhile.
         self._stray: set[int] = set()
+        self._reads_left = 0
 
     def read_contribution(
         self, round_number: int, exchange: int, slot: str, *, exists: bool = False
@@ -149,8 +153,12 @@ class RunLog:
         """The first round that is not closed. known: a round at or below it, at which the search begins.
 
         Ignores objects among the commits with names that are no keys of commits, and stray commits, which it reports
-        once. Raises Diverged if a commit is lost: one behind it is backed.
+        once. Raises Diverged if a commit is lost: one behind it is backed. In a long log most looks are one read while
+        round `known` is open; the next listing shows what is behind it.
         """
+        if self._reads_left and known not in self._stray and read_record_bytes(self.store, keys.commit(known)) is None:
+            self._reads_left -= 1
+            return known
         entries = self.store.list(keys.COMMITS, after=keys.commit(known - 1) if known else None)
         head = known
         beyond: list[int] = []
@@ -171,6 +179,7 @@ class RunLog:
                 beyond.append(closed)
         if new := [number for number in beyond if number not in self._stray]:
             self._check_stray(head, new)
+        self._reads_left = head // _ROUNDS_FOR_A_READ
         return head
 
     def is_backed(self, commit: Commit) -> bool:
