@@ -20,7 +20,7 @@ from tests.support.clocks import FakeClock
 from tests.support.s3server import Kind, Rule, S3Server
 
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, Unauthorized
-from skerry.runtime.store import Span, Store
+from skerry.runtime.store import Span, Store, obstore_clients
 from skerry.runtime.store.fsspec_store import REFUSED, FsspecStore, open_fsspec_store
 from skerry.runtime.store.obstore_clients import LOOPBACK, REMOTE, open_cloud_store
 from skerry.runtime.store.retrying import Retrying
@@ -191,6 +191,35 @@ def test_store_on_this_machine_has_the_loopback_profile(server: S3Server) -> Non
 def test_directory_bucket_is_refused() -> None:
     with pytest.raises(Invalid, match="general purpose bucket"):
         open_cloud_store("s3", "bucket--usw2-az1--x-s3", "", environment={})
+
+
+@pytest.mark.parametrize(
+    ("region", "domain"),
+    [
+        ("us-east-1", None),
+        ("us-gov-west-1", None),
+        ("cn-north-1", "amazonaws.com.cn"),
+        ("cn-northwest-1", "amazonaws.com.cn"),
+        ("eusc-de-east-1", "amazonaws.eu"),
+    ],
+)
+@pytest.mark.parametrize("named", ["AWS_REGION", "AWS_DEFAULT_REGION", "SKERRY_BUCKET_REGION_0"])
+def test_region_of_another_domain_has_its_endpoint(
+    monkeypatch: pytest.MonkeyPatch, region: str, domain: str | None, named: str
+) -> None:
+    opened: list[dict[str, str]] = []
+    real = obstore_clients.S3Store
+    monkeypatch.setattr(
+        obstore_clients, "S3Store", lambda **options: opened.append(options["config"]) or real(**options)
+    )
+    environment = FIXED_KEYS | {named: f"bucket={region}" if named.startswith("SKERRY") else region}
+    store = open_cloud_store("s3", "bucket", "", environment=environment)
+    assert store.profile == REMOTE
+    expected = None if domain is None else f"https://s3.{region}.{domain}"
+    assert (opened[0]["region"], opened[0].get("endpoint")) == (region, expected)
+    opened.clear()
+    open_cloud_store("s3", "bucket", "", environment=environment | {"AWS_ENDPOINT_URL": "https://s3.example"})
+    assert opened[0]["endpoint"] == "https://s3.example"
 
 
 def test_endpoint_of_s3_has_precedence_over_the_general_one(server: S3Server, prefix: str) -> None:

@@ -33,6 +33,7 @@ from skerry.runtime.contract import BUCKET_REGION
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_container import container_credentials
 from skerry.runtime.store.credentials.aws_from_google import aws_from_google
+from skerry.runtime.store.credentials.aws_signature import AWS_DOMAIN, aws_domain
 from skerry.runtime.store.credentials.aws_web_identity import aws_from_token_file
 from skerry.runtime.store.credentials.google_from_aws import google_from_aws
 from skerry.runtime.store.credentials.google_login import ACCESS_TOKEN, google_login
@@ -191,6 +192,8 @@ def _s3_config(bucket: str, environment: Mapping[str, str], endpoint: str) -> S3
         or environment.get("AWS_DEFAULT_REGION")
     ):
         config["region"] = region
+        if not endpoint and aws_domain(region) != AWS_DOMAIN:  # the client knows no other domain
+            config["endpoint"] = f"https://s3.{region}.{aws_domain(region)}"
     # obstore would read only the process's own environment.
     if key := environment.get("AWS_ACCESS_KEY_ID"):
         config["access_key_id"] = key

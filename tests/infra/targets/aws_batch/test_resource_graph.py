@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,19 +8,13 @@ from tests.infra.kit import of_kind
 from tests.infra.targets.aws import ACCOUNT, in_cloud_storage
 from tests.infra.targets.aws_batch.kit import SMALL, context_of, graph_of
 
-from skerry.infra.clouds import under_rules
 from skerry.infra.clouds.aws.iam import Role
-from skerry.infra.clouds.aws.s3 import Bucket
-from skerry.infra.provision.graph import as_json
-from skerry.infra.spec.company_rules import AwsRules
 from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 from skerry.infra.targets.aws_batch.resource_types import ComputeEnvironment, Job, JobDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.infra.provision.graph import Json, Resource
     from skerry.infra.provision.target_and_store_interfaces import RunContext
 
 OPTIONS = "instance_types: [g6e.xlarge], gpus: 1"
@@ -38,33 +31,6 @@ def test_long_role_names_fit_the_limit_of_google(tmp_path: Path) -> None:
     # That leaves room for a generation.
     assert max(len(role.name) for role in in_google if role.policies == {}) <= 51
     assert len({role.name for role in in_google}) == len(in_google) == len(in_aws)
-
-
-@pytest.mark.parametrize(
-    ("partition", "region", "name"),
-    [("aws-us-gov", "us-gov-west-1", "amazonaws.com"), ("aws-cn", "cn-north-1", "amazonaws.com.cn")],
-)
-def test_graph_of_another_partition_names_no_arn_of_aws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: str, region: str, name: str
-) -> None:
-    monkeypatch.setattr("tests.infra.targets.aws.ACCOUNT", replace(ACCOUNT, partition=partition))
-    monkeypatch.setattr("tests.infra.targets.aws.S3_STORE", Bucket(key="store", name="acme", region=region))
-    context = context_of(tmp_path, f"{OPTIONS}, role: group")
-    key = f"arn:{partition}:kms:{region}:123456789012:key/1234abcd"
-    ruled = context.spec.model_copy(update={"aws": AwsRules(kms_key=key)})
-    resources = under_rules(graph_of(context), ruled)
-    settings = {
-        resource.address: [as_json(dict(resource.settings())), type(resource).rights(resource.name, plain(resource))]
-        for resource in resources
-    }
-    text = json.dumps(settings)
-    assert "arn:aws:" not in text
-    assert f"arn:{partition}:s3:::acme/" in text
-    assert f'"kms:ViaService": ["s3.{region}.{name}"]' in text
-
-
-def plain(resource: Resource) -> Mapping[str, Json]:
-    return {setting: as_json(value) for setting, value in resource.settings().items()}
 
 
 def test_replica_has_its_own_definition_unless_the_group_shares_one(tmp_path: Path) -> None:

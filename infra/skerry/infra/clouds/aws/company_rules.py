@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from skerry.infra.spec.model import Spec
 
 # The inline policies of roles that read and write the bucket of a run, or of a mirror.
-_OF_BUCKETS: Final = {"run", "mirrors"}
+_OF_BUCKETS: Final = {"run", "replica", "mirrors"}
 
 
 def under_rules(resource: Resource, spec: Spec, keys: Collection[str]) -> Resource:

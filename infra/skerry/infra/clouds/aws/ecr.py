@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.handler import Desired, StateRecord
 
-HOST: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+HOST: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.(?:com(?:\.cn)?|eu)")
 _CONFIG_BYTES: Final = 1 << 20
 _FETCH_S: Final = 10
 _AT_ONCE: Final = 100

@@ -25,7 +25,11 @@ VERSION: Final = "2012-10-17"
 INLINE_LIMIT: Final = 10_240
 """Characters of all inline policies of a role together, without white space (IAM quotas)."""
 
-_PARTITIONS: Final = {"us-gov-": "aws-us-gov", "cn-": "aws-cn"}
+_PARTITIONS: Final = {"us-gov-": "aws-us-gov", "cn-": "aws-cn", "eusc-": "aws-eusc"}
+# Services that act in China under another name than elsewhere. Batch, ECS tasks and SageMaker have one name everywhere.
+_OTHER_IN_CHINA: Final = frozenset({"ec2"})
+
+_DOMAINS: Final = {"aws-cn": "amazonaws.com.cn", "aws-eusc": "amazonaws.eu"}
 
 Conditions: TypeAlias = Mapping[str, Mapping[str, tuple["Text", ...]]]
 Principal: TypeAlias = Mapping[str, tuple["Text", ...]]
@@ -102,7 +106,13 @@ def partition_of(region: str) -> str:
 
 def service_name(service: str, region: str, partition: str) -> str:
     """The name of a service in conditions on `kms:ViaService`."""
-    return f"{service}.{region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
+    return f"{service}.{region}.{_DOMAINS.get(partition, 'amazonaws.com')}"
+
+
+def service_principal(service: str, partition: str) -> str:
+    """The name under which a service assumes roles. Source: IAM user guide for China, "AWS service principals"."""
+    in_china = partition == "aws-cn" and service in _OTHER_IN_CHINA
+    return f"{service}.{_DOMAINS['aws-cn'] if in_china else 'amazonaws.com'}"
 
 
 def joined(start: Text, end: str) -> Text:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import route_checks
+from skerry.infra.clouds.aws.policies import partition_of, service_principal
 from skerry.infra.clouds.aws.vpc import subnet_of
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.aws_batch.machine_sizing import shape
@@ -74,7 +75,7 @@ def checks(aws: Aws, context: RunContext, groups: Sequence[Replicas]) -> Iterato
     yield pass_role_check(
         aws,
         "right iam:PassRole",
-        service="ec2.amazonaws.com",
+        service=service_principal("ec2", partition_of(AwsBatchTarget.of(groups[0]).region)),
         roles=lambda: [_machine_role(aws, context)],
         ask="role/skerry/*",
     )

@@ -13,7 +13,7 @@ from skerry.infra.clouds.aws.ecr import fetching
 from skerry.infra.clouds.aws.home import CLOUD
 from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
-from skerry.infra.clouds.aws.policies import Statement, trust_service
+from skerry.infra.clouds.aws.policies import Statement, service_principal, trust_service
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.aws.vpc import SecurityGroup
 from skerry.infra.provision.graph import Ref, short_name
@@ -197,7 +197,7 @@ class _Group:
             name=f"{self._context.stem}-machines",
             region="",
             why="lets the machines join the cluster of Batch; replicas cannot use it",
-            trust=(trust_service("ec2.amazonaws.com", self._account.number),),
+            trust=(trust_service(service_principal("ec2", self._account.partition), self._account.number),),
             managed=(f"arn:{self._account.partition}:iam::aws:policy/{managed}",),
         )
         yield role

@@ -29,14 +29,22 @@ class AwsKeys:
     session: str | None
 
 
+AWS_DOMAIN: Final = "amazonaws.com"
+_DOMAINS: Final = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
+
+
 def aws_endpoint(environment: Mapping[str, str], service: str, region: str) -> str:
     """The configured endpoint of a service (`sts`), otherwise the region's own; ends in `/`."""
     names = (f"AWS_ENDPOINT_URL_{_VARIABLES.get(service, service.upper())}", "AWS_ENDPOINT_URL")
     configured = next((environment[name] for name in names if environment.get(name)), None)
     if configured:
         return f"{configured.rstrip('/')}/"
-    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return f"https://{_HOSTS.get(service, service)}.{region}.{suffix}/"
+    return f"https://{_HOSTS.get(service, service)}.{region}.{aws_domain(region)}/"
+
+
+def aws_domain(region: str) -> str:
+    """The end of the names of a region's services: another one in China and in AWS's European partition."""
+    return next((domain for start, domain in _DOMAINS.items() if region.startswith(start)), AWS_DOMAIN)
 
 
 def signed_headers(
