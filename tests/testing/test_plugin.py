@@ -63,15 +63,22 @@ def test_container_tests_are_skipped_with_a_reason_without_docker(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_example_of_the_readme_passes(tmp_path: Path) -> None:
-    readme = (ROOT / "infra/skerry/testing/README.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "spec", "passed"), [("README.md", "batch.yaml", 2), ("google/README.md", "vertex.yaml", 1)]
+)
+def test_example_of_the_readme_passes(tmp_path: Path, page: str, spec: str, passed: int) -> None:
+    tutorial = (ROOT / "docs/tutorial-sandbox.md").read_text()
+    assert f"(../infra/skerry/testing/{page})" in tutorial
+    readme = (ROOT / "infra/skerry/testing" / page).read_text()
     example = readme.partition("```python\n")[2].partition("```")[0]
-    spec = (ROOT / "infra/examples/batch.yaml").read_text()
-    (tmp_path / "skerry.yaml").write_text(spec.replace("../..", str(ROOT)))
+    text = (ROOT / "infra/examples" / spec).read_text()
+    if spec == "vertex.yaml":
+        text = text.replace("acme-diloco", "skerry-sandbox")
+    (tmp_path / "skerry.yaml").write_text(text.replace("../..", str(ROOT)))
     scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     code, text = outcome(tmp_path, example, {"PATH": scripts})
     assert code == 0, text
-    assert "2 passed" in text
+    assert f"{passed} passed" in text
 
 
 def test_loading_the_plugin_imports_no_moto_and_no_sdk() -> None:

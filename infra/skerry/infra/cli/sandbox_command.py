@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 from typing import TYPE_CHECKING, Annotated, Final
@@ -56,6 +57,8 @@ def sandbox(
 
 def _start(stack: contextlib.ExitStack, *, aws: bool, google: bool, run_jobs: bool) -> Mapping[str, str]:
     """Start the clouds, which end with the stack, and return the variables of their operator."""
+    for name in _OWN:  # moto opens a session when it is imported, which fails for a profile that is not there
+        os.environ.pop(name, None)
     try:
         # Moto takes a second and a half, and is only there with the extra.
         from skerry.testing.both_clouds import Clouds  # noqa: PLC0415
