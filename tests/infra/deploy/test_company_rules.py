@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.testing.both_clouds import Clouds
+    from skerry.testing.google import GoogleSandbox
     from skerry.testing.sandbox import Sandbox
 
 __all__ = ["skerry_clouds", "skerry_google"]
@@ -139,6 +140,26 @@ def test_key_of_another_location_is_refused_on_google(location: str, fits: bool)
     key = f"projects/acme/locations/{location}/keyRings/runs/cryptoKeys/runs"
     bucket = GoogleBucket(key="store", name="acme", region="us-central1", kms_key=key)
     assert (rule_problems([bucket]) == []) is fits
+
+
+def test_key_in_a_spec_encrypts_the_bucket_on_google(tmp_path: Path, skerry_google: GoogleSandbox) -> None:
+    skerry_google.any_image = True
+    project = skerry_google.project
+    key = f"projects/{project}/locations/us-central1/keyRings/runs/cryptoKeys/runs"
+    group, store = VERTEX.format(project=project, digest=DIGEST), "gs://acme-skerry/runs"
+    ruled = str(write_run(tmp_path, group, store=store, more=f"google: {{kms_key: {key}}}\n"))
+    planned = json.loads(skerry("plan", ruled, "--json").stdout)["changes"]
+    (bucket,) = (change for change in planned if change["address"] == "google_bucket.store")
+    assert bucket["settings"]["kms_key"] == key
+    skerry("apply", ruled, "--auto-approve")
+    _, row = skerry_google.call("GET", "/storage/v1/b/acme-skerry")
+    assert row["encryption"] == {"defaultKmsKeyName": key}
+    assert "to change" not in skerry("plan", ruled, "--detailed-exitcode").output
+    # Without the rule the bucket keeps its key, and an apply does not put another encryption there.
+    without = str(write_run(tmp_path, group, store=store, more="limits: {max_hours: 24}\n"))
+    skerry("apply", without, "--auto-approve")
+    _, row = skerry_google.call("GET", "/storage/v1/b/acme-skerry")
+    assert row["encryption"] == {"defaultKmsKeyName": key}
 
 
 FORBIDDEN: Final = "allowed_accounts: ['210987654321']"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # The suffix of a variable is the service's name in the SDKs.
 _VARIABLES: Final = {"secretsmanager": "SECRETS_MANAGER"}
 # The first part of the host, where it is not the service's name.
+AWS_DOMAIN: Final = "amazonaws.com"
+_DOMAINS: Final = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
 _HOSTS: Final = {"sagemaker": "api.sagemaker"}
 
 
@@ -27,10 +29,6 @@ class AwsKeys:
     name: str
     secret: str
     session: str | None
-
-
-AWS_DOMAIN: Final = "amazonaws.com"
-_DOMAINS: Final = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
 
 
 def aws_endpoint(environment: Mapping[str, str], service: str, region: str) -> str:
