@@ -48,7 +48,7 @@ Only = Annotated[list[str] | None, typer.Option("--target", metavar="ADDRESS", h
 Replace = Annotated[
     list[str] | None, typer.Option("--replace", metavar="ADDRESS", help="Create this anew, though nothing differs.")
 ]
-Parallelism = Annotated[int, typer.Option(min=1, max=256, help="Calls to a cloud at a time.")]
+Parallelism = Annotated[int, typer.Option(min=1, max=256, help="Calls to a cloud at a time; objects aside.")]
 SpecOrPlan = Annotated[
     Path, typer.Argument(metavar="SPEC|PLAN", help="The spec, or a file that `skerry plan --out` wrote.")
 ]
@@ -86,7 +86,7 @@ def plan(
 ) -> None:
     """Show what `apply` would change, in which account, which rights it grants, and what it costs. Changes nothing."""
     with errors_as_exit_codes(as_json=as_json, service=CLOUD, bad_usage=FAILED if detailed else BAD_USAGE):
-        deployment = prepare_deployed(path, overrides or ())
+        deployment = prepare_deployed(path, overrides or (), parallelism)
         spec, sets = str(path.absolute()), tuple(overrides or ())
         if removes:
             if only or replace or refresh_only:
@@ -190,7 +190,7 @@ def apply(
             if overrides or only or replace:
                 raise Invalid("a saved plan is applied exactly: leave out --set, --target and --replace")
             saved = plan_file.load(path)
-            deployment = prepare_deployed(Path(saved.spec), saved.overrides)
+            deployment = prepare_deployed(Path(saved.spec), saved.overrides, parallelism)
             if saved.destroy is not None:
                 cloud_run_commands.destroy_as_planned(deployment, saved, as_json=as_json)
                 return
@@ -199,7 +199,7 @@ def apply(
             plan_file.check_current(saved, planned.binding, planned.plan.changes, review)
             approved = True
         else:
-            deployment = prepare_deployed(path, overrides or ())
+            deployment = prepare_deployed(path, overrides or (), parallelism)
             cloud_run_commands.take_over_lock(deployment, approved=take_over)
             planned = make_plan(deployment, only or (), to_replace=replace or (), at_once=parallelism)
         answers = cloud_run_commands.Answers(approved=approved, take_over=take_over, at_once=parallelism)

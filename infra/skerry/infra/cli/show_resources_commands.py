@@ -139,9 +139,12 @@ def _document(entry: Entry) -> dict[str, object]:
     }
 
 
-def prepare_deployed(path: Path, overrides: Sequence[str]) -> Deployment:
-    """The deployment of a spec, checked on this machine. Raises Invalid for a spec that runs on this machine."""
+def prepare_deployed(path: Path, overrides: Sequence[str], at_once: int | None = None) -> Deployment:
+    """The deployment of a spec, checked on this machine. Raises Invalid for a spec that runs on this machine.
+
+    at_once: calls to a cloud in flight.
+    """
     spec = check_machine_and_store.load_deployed(path, targets.kinds(), overrides)
     if not spec.deployed:
         raise Invalid(f"{path} runs on this machine, so there is nothing to create first: `skerry up {path}`")
-    return prepare(spec, SystemClock(), os.environ)
+    return prepare(spec, SystemClock(), os.environ, at_once)

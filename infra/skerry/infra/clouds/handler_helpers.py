@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -31,6 +31,8 @@ REPOSITORY_REMEDY: Final = "if it is yours, set `byo: {repository: true}`"
 _POLLING: Final = Backoff(first=0.5, cap=10.0)
 # IAM answers some 15 requests a second for a whole account before it throttles.
 _STREAMS: Final = 8
+NO_LIMIT: Final[AbstractContextManager[object]] = nullcontext()
+"""Of calls in flight: see `OperatorAccess`."""
 # Ten listings, 10,000 objects: enough to report that there are many.
 _COUNTED_PAGES: Final = 10
 

@@ -5,6 +5,8 @@ All commands, and the stores that they open, use these sessions. Jobs get nothin
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, Self
 
 from skerry.infra.clouds.aws.session import Aws, Login
@@ -20,11 +22,31 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
 
 
+class CallLimit:
+    """Bounds the calls in flight of all sessions together. Thread-safe; a call within a call of its thread is free."""
+
+    def __init__(self, most: int) -> None:
+        self._free = threading.BoundedSemaphore(most)
+        self._mine = threading.local()
+
+    def __enter__(self) -> None:
+        depth = getattr(self._mine, "depth", 0)
+        if depth == 0:
+            self._free.acquire()
+        self._mine.depth = depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._mine.depth -= 1
+        if self._mine.depth == 0:
+            self._free.release()
+
+
 class OperatorAccess:
     """One session for each cloud, with the login that the spec names. Makes no calls before the first use; thread-safe.
 
     environment: where credentials and endpoints are looked up. spec: None for a command without one, which uses the
-    environment's login. written: the spec's document, for the places in errors. groups: without a spec.
+    environment's login. written: the spec's document, for the places in errors. groups: without a spec. at_once: the
+    most calls in flight, of all clouds together; objects are read and written beside them. None is no limit.
     """
 
     def __init__(
@@ -35,12 +57,14 @@ class OperatorAccess:
         written: Document | None = None,
         *,
         groups: Sequence[Replicas] = (),
+        at_once: int | None = None,
     ) -> None:
         self.clock: Final = clock
         self.environment: Final = environment
         self.groups: Final[Sequence[Replicas]] = groups if spec is None else spec.replicas
         self._written = written
-        self.aws: Final = Aws(clock, environment, None if spec is None else self._login(spec))
+        self.calls: Final[AbstractContextManager[object]] = nullcontext() if at_once is None else CallLimit(at_once)
+        self.aws: Final = Aws(clock, environment, None if spec is None else self._login(spec), calls=self.calls)
         # The first group with a project sets it.
         named = (getattr(group.target, "project", None) for group in self.groups)
         self.google: Final = Google(
@@ -48,12 +72,13 @@ class OperatorAccess:
             environment,
             project=next((project for project in named if isinstance(project, str) and project), None),
             impersonation=None if spec is None else self._impersonation(spec),
+            calls=self.calls,
         )
 
     @classmethod
-    def of(cls, file: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Self:
-        """The access of a command that is given this spec."""
-        return cls(clock, environment, file.spec, file.written)
+    def of(cls, file: SpecFile, clock: Clock, environment: Mapping[str, str], at_once: int | None = None) -> Self:
+        """The access of a command that is given this spec. at_once: see the class."""
+        return cls(clock, environment, file.spec, file.written, at_once=at_once)
 
     def log_in(self, cloud: str) -> None:
         """Try the login that the spec names for this cloud, if it names one. Raises Unauthorized or Invalid."""

@@ -88,13 +88,14 @@ class Deployment:
             yield target, [group for group in self.spec.spec.replicas if group.target.kind == kind]
 
 
-def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Deployment:
+def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str], at_once: int | None = None) -> Deployment:
     """The deployment of a spec. Packs the code. Raises Invalid if the code or the store cannot be used.
 
-    environment: where credentials and endpoints are looked up. Raises Unauthorized if the spec does not allow the
-    account of a cloud: nothing else is called before, so no command looks up or changes anything in another account.
+    environment: where credentials and endpoints are looked up. at_once: calls to clouds in flight. Raises Unauthorized
+    if the spec does not allow the account of a cloud: nothing else is called before, so no command looks up or changes
+    anything in another account.
     """
-    access = OperatorAccess.of(spec, clock, environment)
+    access = OperatorAccess.of(spec, clock, environment, at_once)
     clouds.check_allowed(spec, access)
     code = code_archive.pack(spec.code_path)
     context = RunContext(

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.aws.errors import THROTTLED, Kind, action_of, kind_of
-from skerry.infra.clouds.handler_helpers import Absent
+from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent
 from skerry.infra.clouds.store_credentials import StoreCredentials
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from skerry.runtime.clock import Clock
 
@@ -123,6 +124,7 @@ class Aws:
 
     environment: has credentials, profile, region and endpoints; boto3 looks up the missing ones itself. login: has
     precedence over its credentials and its profile.
+    calls: held during each call.
     client_made: called with every new client, so that a test can observe its calls.
     """
 
@@ -132,11 +134,13 @@ class Aws:
         environment: Mapping[str, str],
         login: Login | None = None,
         *,
+        calls: AbstractContextManager[object] = NO_LIMIT,
         client_made: Callable[[str, Any], None] = lambda _service, _client: None,
     ) -> None:
         self.clock = clock
         self._environment = dict(environment)
         self.login: Final = login
+        self._calls = calls
         self._client_made = client_made
         # boto3 sessions are not thread-safe, clients are.
         self._making = threading.RLock()
@@ -187,7 +191,7 @@ class Aws:
         def following() -> dict[str, Any] | None:
             nonlocal pages
             try:
-                with self._translated(service, operation):
+                with self._calls, self._translated(service, operation):
                     return next(pages, None)
             except Retryable:  # the iterator has ended and lost its position
                 pages = itertools.islice(paginator.paginate(**parameters), count, None)
@@ -198,7 +202,7 @@ class Aws:
             yield from page.get(result_key, [])
 
     def _sent(self, client: Any, service: str, operation: str, parameters: Mapping[str, object]) -> dict[str, Any]:
-        with self._translated(service, operation):
+        with self._calls, self._translated(service, operation):
             return getattr(client, operation)(**parameters)
 
     def _repeated(self, ask: Callable[[], T], *, once: bool) -> T:

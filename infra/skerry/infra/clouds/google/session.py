@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 
 from skerry.infra.clouds.google.errors import Kind, Refusal, failure, kind_of, parse_refusal
 from skerry.infra.clouds.google.login import QUOTA, Login
-from skerry.infra.clouds.handler_helpers import Absent, wait_for
+from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent, wait_for
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from skerry.infra.clouds.google.login import Impersonation
     from skerry.infra.provision.graph import Json
@@ -105,11 +106,13 @@ class Google:
         *,
         project: str | None = None,
         impersonation: Impersonation | None = None,
+        calls: AbstractContextManager[object] = NO_LIMIT,
         heard: Callable[[str, str], None] = lambda _when, _what: None,
     ) -> None:
         self.clock = clock
         self._environment = dict(environment)
         self._named = project
+        self._calls = calls
         self._heard = heard
         self._making = threading.RLock()
         self._session: Any = None
@@ -309,7 +312,8 @@ class Google:
         requests = importlib.import_module("requests.exceptions")
         auth = importlib.import_module("google.auth.exceptions")
         try:
-            answer = session.request(method, url, timeout=(_CONNECT_S, _READ_S), **parameters)
+            with self._calls:
+                answer = session.request(method, url, timeout=(_CONNECT_S, _READ_S), **parameters)
             if answer.status_code < 400 and "json" in parameters and answer.content:
                 answer.json()
         except auth.GoogleAuthError as error:

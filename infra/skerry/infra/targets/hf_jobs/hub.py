@@ -14,11 +14,12 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.handler_helpers import Absent, Event
+from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent, Event
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from huggingface_hub import JobHardwareInfo, JobInfo
 
@@ -37,10 +38,19 @@ _BANNER: Final = "===== Job started"
 
 
 class Hub:
-    """The API, as the user of the token in `environment`, or of `hf auth login`. Thread-safe."""
+    """The API, as the user of the token in `environment`, or of `hf auth login`. Thread-safe.
 
-    def __init__(self, clock: Clock, environment: Mapping[str, str]) -> None:
+    calls: held during each call.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        environment: Mapping[str, str],
+        calls: AbstractContextManager[object] = NO_LIMIT,
+    ) -> None:
         self.clock = clock
+        self._calls = calls
         self._endpoint = (environment.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
         self._token = environment.get("HF_TOKEN") or None
 
@@ -121,7 +131,8 @@ class Hub:
         except ModuleNotFoundError as error:
             raise Invalid(f"Hugging Face Jobs need {error.name}: pip install 'skerry[hf-jobs]'") from error
         try:
-            return get_session().request(method, url, headers=self._headers(), timeout=_TIMEOUT_S, **more)
+            with self._calls:
+                return get_session().request(method, url, headers=self._headers(), timeout=_TIMEOUT_S, **more)
         except httpx2.HTTPError as error:
             raise Retryable(f"no answer from {self._endpoint}: {type(error).__name__}: {error}") from error
 

@@ -35,7 +35,7 @@ class HuggingFace:
 
     def __init__(self, access: OperatorAccess) -> None:
         self._access = access
-        self._hub = Hub(access.clock, access.environment)
+        self._hub = Hub(access.clock, access.environment, access.calls)
         self._service = HfJobs(self._hub, access.environment)
 
     def identity(self) -> Mapping[str, str]:

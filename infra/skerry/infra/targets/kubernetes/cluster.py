@@ -15,11 +15,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.handler_helpers import Absent
+from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from skerry.runtime.clock import Clock
 
@@ -37,10 +38,17 @@ _TOO_MANY: Final = 429
 
 
 class Cluster:
-    """One cluster. Thread-safe. context: of the kubeconfig; None is the current one."""
+    """One cluster. Thread-safe. context: of the kubeconfig; None is the current one. calls: held during each call."""
 
-    def __init__(self, clock: Clock, environment: Mapping[str, str], context: str | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        environment: Mapping[str, str],
+        context: str | None = None,
+        calls: AbstractContextManager[object] = NO_LIMIT,
+    ) -> None:
         self.clock = clock
+        self._calls = calls
         self._environment = environment
         self._context = context
         self._lock = threading.Lock()
@@ -139,7 +147,8 @@ class Cluster:
 
         client = self._client()
         try:
-            return client.request(method, path, params=query, content=data, headers=headers)
+            with self._calls:
+                return client.request(method, path, params=query, content=data, headers=headers)
         except ConfigError as error:  # the login program of the kubeconfig
             raise Unauthorized(f"cannot log in to the cluster: {error}") from error
         except (HTTPError, OSError) as error:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def open_target(access: OperatorAccess) -> Kubernetes:
     """Open the target `kubernetes`, in the cluster that the groups name. Does no I/O."""
     own = [group.target for group in access.groups if isinstance(group.target, KubernetesTarget)]
-    cluster = Cluster(access.clock, access.environment, own[0].context if own else None)
+    cluster = Cluster(access.clock, access.environment, own[0].context if own else None, access.calls)
     namespaces = tuple(dict.fromkeys(target.namespace for target in own))
     return Kubernetes(cluster, namespaces, clouds_of_store=CloudsOfStore(access))
 

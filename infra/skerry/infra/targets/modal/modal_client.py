@@ -14,11 +14,12 @@ import datetime as dt
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.handler_helpers import Absent, Event
+from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent, Event
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from skerry.runtime.clock import Clock
 
@@ -27,10 +28,16 @@ _LOGS: Final = dt.timedelta(days=30)
 
 
 class ModalWorkspace:
-    """The workspace of the user's token. Thread-safe."""
+    """The workspace of the user's token. Thread-safe. calls: held during each call."""
 
-    def __init__(self, clock: Clock, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        environment: Mapping[str, str],
+        calls: AbstractContextManager[object] = NO_LIMIT,
+    ) -> None:
         self.clock = clock
+        self._calls = calls
         self._environment = environment
         self._lock = threading.Lock()
         self._client: Any = None
@@ -158,7 +165,8 @@ class ModalWorkspace:
             raise Invalid(f"Modal needs {error.name}: pip install 'skerry[modal]'") from error
         errors = modal.exception
         try:
-            yield modal
+            with self._calls:
+                yield modal
         except errors.NotFoundError as error:
             raise Absent(f"Modal has no such thing: {error}") from error
         except errors.AlreadyExistsError as error:

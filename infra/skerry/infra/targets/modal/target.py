@@ -40,7 +40,7 @@ class Modal:
     def __init__(self, access: OperatorAccess) -> None:
         self._access = access
         self._aws = access.aws
-        self._workspace = ModalWorkspace(access.clock, access.environment)
+        self._workspace = ModalWorkspace(access.clock, access.environment, access.calls)
         self._service = ModalSandboxes(self._workspace)
         self._own_prices = prices.own_file(access.environment)
 

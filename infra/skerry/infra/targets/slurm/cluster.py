@@ -12,10 +12,12 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.handler_helpers import NO_LIMIT
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from skerry.runtime.clock import Clock
 
@@ -55,8 +57,10 @@ class Cluster:
         environment: Mapping[str, str],
         login: str | None = None,
         execute: Callable[[Sequence[str], str], Answer] | None = None,
+        calls: AbstractContextManager[object] = NO_LIMIT,
     ) -> None:
         self.clock = clock
+        self._calls = calls
         self._environment = dict(environment)
         self._login = login
         self._execute = self._run if execute is None else execute
@@ -73,7 +77,8 @@ class Cluster:
         """
         shell = ["sh", "-c", f"cd && export LC_ALL=C && {line}", "sh", *words]
         try:
-            answer = self._execute(shell if self._login is None else [*_SSH, self._login, shlex.join(shell)], text)
+            with self._calls:
+                answer = self._execute(shell if self._login is None else [*_SSH, self._login, shlex.join(shell)], text)
         except FileNotFoundError as error:
             raise Invalid(f"no such program on this machine: {error.filename}; install it") from error
         except subprocess.TimeoutExpired as error:

@@ -32,7 +32,7 @@ def open_target(access: OperatorAccess) -> Slurm:
     regions = [SlurmTarget.of(group).region for group in access.groups if isinstance(group.target, SlurmTarget)]
 
     def cluster_of(region: str) -> Cluster:
-        return Cluster(access.clock, access.environment, None if region == HERE else region)
+        return Cluster(access.clock, access.environment, None if region == HERE else region, calls=access.calls)
 
     def variables_of(context: RunContext) -> Mapping[str, str]:
         return clouds.open_home(context.run_uri, access).environment(context)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # The suffix of a variable is the service's name in the SDKs.
 _VARIABLES: Final = {"secretsmanager": "SECRETS_MANAGER"}
-# The first part of the host, where it is not the service's name.
 AWS_DOMAIN: Final = "amazonaws.com"
 _DOMAINS: Final = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
+# The first part of the host, where it is not the service's name.
 _HOSTS: Final = {"sagemaker": "api.sagemaker"}
 
 
