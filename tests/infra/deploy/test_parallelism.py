@@ -62,17 +62,17 @@ def test_one_call_at_a_time_is_one_in_every_command(
 ) -> None:
     spec, saved, removal = str(write_spec(tmp_path, count=3)), str(tmp_path / "a.plan"), str(tmp_path / "b.plan")
     counted = InFlight(monkeypatch, BaseClient, "_make_api_call", waits=False)
-    one = ("--parallelism", "1")
+    limit = ("--parallelism", "1")
     for command in (
-        ("plan", spec, "--out", saved, *one),
-        ("apply", saved, *one),
-        ("apply", spec, "--auto-approve", "--replace", "aws_batch_job.b-0", *one),
-        ("plan", spec, "--destroy", "--out", removal, *one),
+        ("plan", spec, "--out", saved, *limit),
+        ("apply", saved, *limit),
+        ("apply", spec, "--auto-approve", "--replace", "aws_batch_job.b-0", *limit),
+        ("plan", spec, "--destroy", "--out", removal, *limit),
     ):
         counted.calls = 0
         skerry(*command)
         assert (counted.most, counted.calls > 10) == (1, True), command
-    skerry("apply", removal, *one, code=1)  # the bucket with the run in it is left
+    skerry("apply", removal, *limit, code=1)  # the bucket with the run in it is left
     assert counted.most == 1
     assert set(skerry_sandbox.inventory()) == {"bucket"}
 

@@ -26,21 +26,21 @@ STYLES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def in_terminal(columns: int, *words: str, answer: str = "") -> list[str]:
     """The lines that a command shows in a terminal of so many columns, without styles. answer: to its question."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     command = subprocess.Popen(
-        [*SKERRY, *words], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+        [*SKERRY, *words], stdin=terminal, stdout=terminal, stderr=terminal, env={**environment, "TERM": "xterm"}
     )
     with command as process:
-        os.close(theirs)
-        os.write(ours, answer.encode())
+        os.close(terminal)
+        os.write(screen, answer.encode())
         output = b""
         with suppress(OSError):  # the process has closed its side
-            while part := os.read(ours, 65536):
+            while part := os.read(screen, 65536):
                 output += part
         process.wait(60)
-    os.close(ours)
+    os.close(screen)
     return STYLES.sub("", output.decode()).replace("\r", "").splitlines()
 
 
