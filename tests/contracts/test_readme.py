@@ -1,8 +1,7 @@
-"""Checks the pages: the spec is valid, the script is Python, the scripts exist. test_site.py checks their links."""
+"""Checks the pages: the spec is valid, the named files exist. test_site.py has links, test_page_scripts.py scripts."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -27,9 +26,8 @@ def test_spec_in_the_readme_is_valid(tmp_path: Path) -> None:
     assert len(model.load(tmp_path / "skerry.yaml", targets.kinds()).replica_slots) == 4
 
 
-def test_script_in_the_readme_is_short_python() -> None:
+def test_script_in_the_readme_is_short() -> None:
     (shown,) = blocks(ROOT / "README.md", "python")
-    ast.parse(shown)
     assert len(shown.splitlines()) <= 13
 
 
