@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -39,6 +42,7 @@ from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 QUICK = Backoff(first=0.002, cap=0.05)
 
@@ -264,4 +268,37 @@ def test_refusals_that_pass_end_no_replica(server: S3Server, caplog: pytest.LogC
     with connect(place) as replica:
         train(replica, lambda: server.faults.set(Rule("403", times=5)))
     assert RunLog(open_store(URI), run).find_head(0) == 5
+    assert "refused, although this store accepted these credentials before" in caplog.text
+
+
+def test_denials_of_a_folder_for_0_7_s_end_no_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a file server that maps users again: every call of the store's meets it."""
+    run = begin_run(open_store(tmp_path.as_uri()), ["r-0"], rounds=5)
+    place = Contract(run_uri=tmp_path.as_uri(), slot="r-0", index=0, replicas=1).environment()
+    until, denied = 0.0, set[str]()
+
+    def deny(name: str) -> None:
+        call = getattr(os, name)
+
+        def checked(path: Any, *arguments: Any, **options: Any) -> Any:
+            if str(path).startswith(str(tmp_path)) and time.monotonic() < until:
+                denied.add(name)
+                raise PermissionError(errno.EACCES, "denied", path)
+            return call(path, *arguments, **options)
+
+        monkeypatch.setattr(os, name, checked)
+
+    def begin() -> None:
+        nonlocal until
+        until = time.monotonic() + 0.7
+
+    for name in ("open", "link", "lstat", "scandir", "replace", "unlink"):
+        deny(name)
+    caplog.set_level(logging.INFO, "skerry")
+    with connect(place) as replica:
+        train(replica, begin)
+    assert denied >= {"open", "lstat"}
+    assert RunLog(open_store(tmp_path.as_uri()), run).find_head(0) == 5
     assert "refused, although this store accepted these credentials before" in caplog.text
