@@ -64,11 +64,12 @@ FAULTS = [
     *(("s3fs", kind, "create", Ambiguous, "no clear answer") for kind in ("500", "reset")),
     *(("s3fs", kind, "create", Retryable, "busy") for kind in ("503", "409")),
     ("s3fs", "403", "create", Unauthorized, "refuses"),
+    *(("s3fs", "skew", verb, Retryable, "clock differs") for verb in VERBS),
 ]
 
 
 @pytest.mark.parametrize(("client", "kind", "verb", "error", "words"), FAULTS)
-def test_fault_is_translated(
+def test_fault_is_translated_and_the_call_succeeds_after_it(
     store: Store, s3: S3Server, prefix: str, kind: Kind, verb: str, error: type[Exception], words: str
 ) -> None:
     s3.faults.set(Rule(kind, times=9))
@@ -76,6 +77,9 @@ def test_fault_is_translated(
         VERBS[verb](store)
     assert type(raised.value) is error, "an error is ambiguous only if the write may have happened"
     assert s3.peek("bucket", f"{prefix}b") == (b"body" if kind == "reset_after_commit" else None)
+    s3.faults.set()
+    VERBS[verb](store)
+    assert s3.peek("bucket", f"{prefix}b") == (b"body" if verb == "create" else None)
 
 
 def test_create_returns_false_for_a_conflict_that_wrote_nothing(store: Store, s3: S3Server, prefix: str) -> None:

@@ -38,6 +38,8 @@ _STALL_S: Final = 15
 _NOT_DONE: Final = frozenset({408, 409, 425, 429, 503})
 # Keys that have expired, as in `obstore_store`.
 _EXPIRED: Final = frozenset({"ExpiredToken", "TokenRefreshRequired"})
+# As in `obstore_store`.
+_SKEWED: Final = "RequestTimeTooSkewed"
 # botocore's errors for a role that gives no keys, or none at present.
 _NO_KEYS: Final = frozenset(
     {"NoCredentialsError", "CredentialRetrievalError", "MetadataRetrievalError", "TokenRetrievalError"}
@@ -245,6 +247,8 @@ class FsspecStore:
         """The error to raise if the cause is the credentials; None for any other cause."""
         if code in _EXPIRED:
             return self._renew(filesystem, facts)
+        if code == _SKEWED:
+            return Retryable(f"this machine's clock differs too much from the store's, correct it: {facts}")
         if type(error).__name__ in _NO_KEYS and self._accepted:
             self._renew(filesystem, facts)
             return Retryable(f"this machine's role gives no credentials: {facts}")
