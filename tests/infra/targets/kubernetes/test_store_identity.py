@@ -20,6 +20,7 @@ from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import OidcProvider, oidc_provider_body
 from skerry.infra.provision.graph import Graph
 from skerry.infra.spec.inputs import Inputs
+from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.infra.targets.kubernetes import checks, manifests
 from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.kubernetes.resource_graph import build_resources
@@ -145,6 +146,23 @@ def test_pod_has_its_token_and_the_configuration_of_google(tmp_path: Path) -> No
         "credential_source": {"file": manifests.TOKEN_FILE},
     }
     assert job.environment["GOOGLE_APPLICATION_CREDENTIALS"] == "/var/run/secrets/skerry.dev/google.json"
+
+
+def test_secret_opens_a_store_and_mirrors_in_google(tmp_path: Path) -> None:
+    def opened(mirror: str) -> RunContext:
+        more = f"replication: [{{to: {mirror}://acme-dr/runs}}]\n"
+        return context_of(tmp_path, count=1, store="gs://acme/runs", more=more)
+
+    def trust(run: RunContext, group: Replicas, account: ServiceAccount) -> StoreIdentity:
+        raise AssertionError(f"{account.key} of {group.name} in {run.run_uri} has a Secret")
+
+    context = opened("gs")
+    resources = build_resources(context, context.spec.replicas, {}, trust)
+    assert [resource.KIND for resource in resources] == [ServiceAccount.KIND, Job.KIND]
+    (job,) = [resource for resource in resources if isinstance(resource, Job)]
+    assert (job.secret, job.token_audience, job.credentials) == ("store-keys", None, None)
+    with pytest.raises(SpecInvalid, match=r"write e\.g\. to: gs://acme-dr/runs"):
+        opened("s3")
 
 
 def test_account_with_a_long_name_is_refused_before_google_does(tmp_path: Path) -> None:
