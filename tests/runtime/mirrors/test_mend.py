@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.kit.events import logged_events
-from tests.kit.managers import Island, stop_managers, train_saved_run
+from tests.kit.managers import Island, begin_run, stop_managers, train_saved_run
+from tests.kit.ranks import on_ranks
 from tests.kit.stores import HookedStore, damage, flip
 
 from skerry.runtime.clock import SystemClock
@@ -19,7 +21,7 @@ from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Contribution, digest_of
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.mend import Copies, NamedObject, RoundMender, mend
-from skerry.runtime.mirrors.mirror import Mirror
+from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 
@@ -238,6 +240,42 @@ def test_mirror_that_loses_its_copy_meanwhile_is_not_asked_without_pause(
         joined.join()
     assert len(logged_events(caplog, "payload_read_from_copy")) == 2
     assert len(whole_reads) < 20
+
+
+@pytest.mark.slow
+def test_each_rank_reads_its_payloads_from_the_mirror(tmp_path: Path) -> None:
+    """Of replicas of two ranks, which have other tensors on each. Only rank 0 looks for copies."""
+    servers: list[dist.TCPStore] = []
+
+    def address(rank: int, slot: str) -> dict[str, Any]:
+        if rank == 0:
+            servers.append(dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
+            (tmp_path / slot).write_text(str(servers[-1].port))
+        dist.barrier()
+        port = int((tmp_path / slot).read_text())
+        return {"rank": rank, "world_size": 2, "store_addr": "localhost", "store_port": port}
+
+    def work(rank: int) -> None:
+        store, mirror = DirectoryStore(tmp_path / "run"), DirectoryStore(tmp_path / "mirror")
+        if rank == 0:
+            begin_run(store, "a", minimum=1, rounds=None, mirrors=(MirrorSettings(uri=mirror.uri, each_round=True),))
+        trained = Island(store, "a", seed=rank, minimum=1, **address(rank, "a")).train(ROUNDS)
+        dist.barrier()
+        if rank == 0:
+            Mirror(store, mirror, SystemClock(), MirrorOptions(payloads=True)).catch_up()
+            store.delete(keys.checkpoint_manifest(ROUNDS))
+            payloads = [entry.key for entry in store.list(keys.payloads_prefix(ROUNDS - 1))]
+            assert len(payloads) == 2
+            for key in payloads:
+                damage(store, key)
+        joined = Island(store, "b", seed=rank + 5, minimum=1, max_retries=None, **address(rank, "b"))
+        assert joined.join() == 1
+        for name, tensor in trained.originals.items():
+            assert torch.equal(joined.originals[name], tensor)
+        joined.stop()
+        dist.barrier()  # the server of the TCPStore ends with rank 0
+
+    on_ranks(2, work)
 
 
 def test_replaced_process_puts_nothing_back(
