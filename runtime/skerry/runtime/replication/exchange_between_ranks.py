@@ -81,6 +81,8 @@ class GroupWrapper:
         self.deadline = deadline
         self.job: dist.ProcessGroup | None = None
         """All ranks of the job, which agree on errors; None for torch's default group."""
+        self.memory: list[torch.Tensor] = []
+        """To pack tensors into, for all calls."""
 
     @staticmethod
     def wrap(group: object) -> GroupWrapper:
@@ -201,7 +203,7 @@ class GroupWrapper:
 
 def phase_of(group: GroupWrapper) -> Phase:
     """A new operation of all ranks of a group."""
-    return Phase(group.group, group.deadline, group.job)
+    return Phase(group.group, group.deadline, group.job, group.memory)
 
 
 def gather(phase: Phase, mine: T) -> list[T]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 8 << 20
 """Large enough for the link. PACKED pieces of buffers with several parts are memory of the host."""
-PACKED: Final = 3
+PACKED: Final = 12
 DEVICE_PIECE_BYTES: Final = 64 << 20
 """Two for each peer are memory of the device."""
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
@@ -45,9 +45,17 @@ class Phase:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, deadline: timedelta, job: dist.ProcessGroup | None = None
+        self,
+        group: dist.ProcessGroup | None,
+        deadline: timedelta,
+        job: dist.ProcessGroup | None = None,
+        memory: list[torch.Tensor] | None = None,
     ) -> None:
-        """job: of all ranks, to agree on errors; None for the default group."""
+        """job: of all ranks, to agree on errors; None for the default group.
+
+        memory: of earlier operations, to pack into; what this one needs more is added. New pages cost more than a copy.
+        """
+        self._memory = [] if memory is None else memory
         self._group = group
         self._job = job
         self._clock = SystemClock()
@@ -91,14 +99,16 @@ class Phase:
             self._move_by_device(out, into)
 
     def _send(self, out: Transfers) -> None:
-        """Send all pieces. Memory to pack into is used again once its piece is sent."""
+        """Send all pieces, at most PACKED of them from memory that they are packed into."""
         works: list[dist.Work | None] = []
         packed: deque[tuple[torch.Tensor, dist.Work | None]] = deque()
         for rank, piece in _pieces(out, PIECE_BYTES):
             if len(piece) == 1:
                 works.append(dist.isend(piece[0], rank, group=self._group))
                 continue
-            if len(packed) < PACKED:
+            if self._memory:
+                memory = self._memory.pop()
+            elif len(packed) < PACKED:
                 memory = torch.empty(PIECE_BYTES, dtype=torch.uint8)
             else:
                 memory, sent = packed.popleft()
@@ -106,6 +116,7 @@ class Phase:
             data = torch.cat(piece, out=memory[: sum(map(len, piece))])
             packed.append((memory, dist.isend(data, rank, group=self._group)))
         self._wait([*works, *(work for _, work in packed)])
+        self._memory += [memory for memory, _ in packed]
 
     def _move_by_device(self, out: Transfers, into: Transfers) -> None:
         """Move one piece for each peer and direction at a time, through the device."""
