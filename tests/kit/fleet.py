@@ -132,7 +132,7 @@ class Fleet:
                     if replica.presence.slot == writer:
                         collector.collect()
                     else:
-                        collector.collect_own(self.slots)
+                        collector.collect_own(head + 1, self.slots)  # a little later, so that it counts
 
     def refused(self) -> list[str]:
         """The keys that replicas tried to delete without the right to."""

@@ -106,9 +106,9 @@ class NoCollector:
         del settled
         return SweepResult(objects=0, bytes=0)
 
-    def collect_own(self, members: Sequence[str], settled: int | None = None) -> SweepResult:
+    def collect_own(self, rounds: int, members: Sequence[str], settled: int | None = None) -> SweepResult:
         """Report that nothing was deleted."""
-        del members
+        del rounds, members
         return self.collect(settled)
 
 

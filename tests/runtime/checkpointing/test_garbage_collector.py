@@ -225,10 +225,19 @@ def test_some_of_many_replicas_collect_at_each_checkpoint_in_rotation() -> None:
     for _ in range(3):
         before = {keys.slot_of(entry.key) for entry in fleet.store.list(keys.payloads_prefix(0))}
         for collector in fleet.collectors.values():
-            collector.collect_own(fleet.slots)
+            collector.collect_own(4, fleet.slots)
         turns.append(before - {keys.slot_of(entry.key) for entry in fleet.store.list(keys.payloads_prefix(0))})
     assert sorted(map(len, turns)) == [6, 7, 7]
     assert fleet.payload_rounds() == [2]
+
+
+def test_checkpoint_that_is_being_written_does_not_count_for_others() -> None:
+    fleet = Fleet(slots=("a", "b"), own_roles=True)
+    fleet.train(10, collect=False)
+    for rounds, first in ((10, 8), (11, 9)):
+        fleet.collectors["a"].collect_own(rounds, fleet.slots)
+        payloads = [entry for entry in fleet.store.list(keys.PAYLOADS) if keys.slot_of(entry.key) == "a"]
+        assert rounds_of(payloads, keys.PAYLOADS)[0] == first
 
 
 def test_refused_payloads_of_a_slot_that_left_stay_until_it_is_back() -> None:

@@ -201,24 +201,25 @@ class GarbageCollector:
         Raises the store's errors; the next call deletes the rest. A refusal to delete payloads of another slot is no
         error: they stay, and are not tried again.
         """
-        return self._collect(settled, in_turn=True)
+        return self._collect(settled, self._newest_closed, in_turn=True)
 
-    def collect_own(self, members: Sequence[str], settled: int | None = None) -> SweepResult:
-        """Deletes its own payloads as `collect` does. Call it when another of the members writes a checkpoint.
+    def collect_own(self, rounds: int, members: Sequence[str], settled: int | None = None) -> SweepResult:
+        """Deletes its own payloads as `collect` does. Call it when another member writes the checkpoint of `rounds`.
 
-        Of many members only some do so at the same checkpoint; all do in rotation.
+        That checkpoint may be complete or not, so it does not count yet. Of many members only some do so at the same
+        checkpoint; all do in rotation.
         """
         self._skipped += 1
         slot = self._presence.slot
         number = members.index(slot) if slot in members else 0
         if (self._skipped + number) % math.ceil(len(members) / _COLLECTORS):
             return SweepResult(0, 0)
-        return self._collect(settled, in_turn=False)
+        return self._collect(settled, rounds - 1, in_turn=False)
 
-    def _collect(self, settled: int | None, *, in_turn: bool) -> SweepResult:
+    def _collect(self, settled: int | None, newest: int, *, in_turn: bool) -> SweepResult:
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
-        complete = self._needed_checkpoints(checkpoints, settled)
+        complete = self._needed_checkpoints(checkpoints, settled, newest)
         if not complete:
             return SweepResult(0, 0)
         self._parts = {number: parts for number, parts in self._parts.items() if number >= complete[-1]}
@@ -247,24 +248,25 @@ class GarbageCollector:
         self._report(swept, needed, behind)
         return swept
 
-    def _needed_checkpoints(self, checkpoints: Sequence[Entry], settled: int | None) -> list[int]:
+    def _needed_checkpoints(self, checkpoints: Sequence[Entry], settled: int | None, newest: int) -> list[int]:
         """Returns the newest complete checkpoints to keep, newest first; the last one is that of a settled round."""
         needed: list[int] = []
-        for number in self._complete(checkpoints):
+        for number in self._complete(checkpoints, newest):
             is_useful = settled is not None and settled >= (needed or [number])[0] - HELD_ROUNDS
             if len(needed) >= self._retention.last and (settled is None or not is_useful or needed[-1] <= settled):
                 break
             needed.append(number)
         return needed
 
-    def _complete(self, checkpoints: Sequence[Entry]) -> Iterator[int]:
+    def _complete(self, checkpoints: Sequence[Entry], newest: int) -> Iterator[int]:
         """Yields rounds with a readable manifest and all parts in full length, newest first.
 
-        Only of noted rounds: a checkpoint of a round to come may be stray, and makes up for no other.
+        newest: only of so many rounds, and of noted ones: a checkpoint of a round to come may be stray, and makes up
+        for no other.
         """
         sizes = {entry.key: entry.size for entry in checkpoints}
         for number in sorted({number for number, _ in _by_round(checkpoints)}, reverse=True):
-            if number > self._newest_closed or keys.checkpoint_manifest(number) not in sizes:
+            if number > min(newest, self._newest_closed) or keys.checkpoint_manifest(number) not in sizes:
                 continue
             if number not in self._parts:
                 self._parts[number] = _parts(self._log.store, number)

@@ -337,9 +337,9 @@ class Recorder:
                 self._collect(position, in_turn=saved)
 
     def _collect(self, position: LogPosition, *, in_turn: bool) -> None:
-        collect = self._collector.collect if in_turn else partial(self._collector.collect_own, position.members)
+        own = partial(self._collector.collect_own, position.round, position.members)
         try:
-            collect(self._divergence.settled)
+            (self._collector.collect if in_turn else own)(self._divergence.settled)
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
             _failed("garbage_collection_failed", position.round, error)
 
