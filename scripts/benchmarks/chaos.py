@@ -1,7 +1,7 @@
 """Measures how much training survives when replicas are killed repeatedly, for skerry and torchft 0.2.0 in one run.
 
     scripts/bench chaos [--quick] [--only ours|torchft] [--replicas 4 8] [--means 2 6] [--rounds 30] [--seeds 1]
-                        [--codec NAME] [--mirror] [--plot FILE] [--json]
+                        [--codec NAME] [--reduction NAME] [--mirror] [--plot FILE] [--json]
 
 Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
 seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
@@ -15,8 +15,9 @@ not the seconds of an import, which would hide everything else.
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
              reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
              The current round is saved after every inner step, and a restarted process continues it. The run makes
-             up for lost work: it adds rounds until as much was trained as in an undisturbed one. --codec: its codec.
-             --mirror: each of its cases once more with a mirror (log: every round) in another folder
+             up for lost work: it adds rounds until as much was trained as in an undisturbed one. --codec,
+             --reduction: the model is so small that auto is always all_gather. --mirror: each of its cases once more
+             with a mirror (log: every round) in another folder
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
              settings, for fast recovery, are in chaos/replica.py. No faults are injected, because it has no store. It
              keeps nothing on disk: what all its live replicas forget is gone
@@ -85,7 +86,7 @@ from common.options import picture
 
 from skerry.runtime.log import keys, records
 from skerry.runtime.log.read_rounds import find_closed
-from skerry.runtime.log.records import Codec
+from skerry.runtime.log.records import Codec, Reduction
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supe
                 step_s=case.step_s,
                 seed=case.seed,
                 codec=case.codec,
+                reduction=case.reduction,
                 fault_share=0.0 if case.mean_rounds is None else FAULT_SHARE,
                 folder=str(folder),
                 lighthouse=address,
@@ -196,6 +198,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 down_s=options.down * options.sync_every * options.step,
                 seed=seed,
                 codec=options.codec,
+                reduction=options.reduction,
                 has_mirror=has_mirror,
             )
 
@@ -311,6 +314,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the model, the batches and the kills")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case of ours, from --seed on; default: 1")
     parser.add_argument("--codec", choices=get_args(Codec), default="none", help="of ours; default: none")
+    reductions = ["auto", *get_args(Reduction)]
+    parser.add_argument("--reduction", choices=reductions, default="auto", help="of ours; default: auto")
     parser.add_argument("--mirror", action="store_true", help="each case of ours also with a mirror of its log")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args()

@@ -48,7 +48,7 @@ import train as tiny_gpt  # the example is a script, found by its folder
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from skerry.runtime.log.records import Codec
+    from skerry.runtime.log.records import Codec, Reduction
 
 Contestant: TypeAlias = Literal["ours", "torchft"]
 State: TypeAlias = dict[str, dict[str, Any]]
@@ -86,6 +86,7 @@ class Setting:
     step_s: float
     seed: int
     codec: Codec
+    reduction: Literal["auto"] | Reduction
     fault_share: float
     folder: str
     lighthouse: str
@@ -177,6 +178,7 @@ class Ours:
             heartbeat_interval=timedelta(seconds=HEARTBEAT_S),
             keep_unfinished=timedelta(seconds=KEEP_UNFINISHED_STEPS * setting.step_s),
             codec=setting.codec,
+            reduction=setting.reduction,
         )
         self.manager.register_private_state("inner", training.inner.load_state_dict, training.inner.state_dict)
 
@@ -405,6 +407,7 @@ def prepare(setting: Setting) -> None:
             start_window_s=20.0,
             checkpoint_every=1,
             codec=setting.codec,
+            reduction=None if setting.reduction == "auto" else setting.reduction,
             weighting="uniform",
             work=float(setting.rounds * setting.replicas),
             mirrors=(MirrorSettings(uri=setting.mirror.as_uri(), each_round=True),) if setting.has_mirror else None,

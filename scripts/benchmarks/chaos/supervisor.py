@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from chaos import figures, replica
 from chaos.figures import Life, Line, Story
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from chaos.replica import Contestant, Setting
-    from skerry.runtime.log.records import Codec
+    from skerry.runtime.log.records import Codec, Reduction
 
 TICK_S = 0.02
 # Rounds before the end in which no replica is killed, so that all can finish.
@@ -46,6 +46,7 @@ class Case:
     down_s: float
     seed: int
     codec: Codec
+    reduction: Literal["auto"] | Reduction
     has_mirror: bool = False
 
     @property
