@@ -8,7 +8,7 @@ All arms see as many tokens, but for the last; all have the same first weights, 
 one process      one model sees the batches of all four replicas one after the other: four times as many steps
 data parallel    four replicas average their gradients in every step
 skerry           four replicas average their pseudo-gradients once a round (DiLoCo), codec none
-codec NAME       the same with another codec: the bytes that a contribution of it has
+codec NAME       the same with another codec, by reduce-scatter: of int8, int4 and int2 the average is quantized, too
 kills            the same while replicas are killed (seeded, in a simulation of the shipped protocol): rounds close with
                  fewer replicas, or with a part of their steps, and more rounds make up for it (faults.make_up)
 one replica      one of the four, alone: a quarter of the tokens in the same time. What averaging has to beat
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 REPLICAS, ROUND_S, TUNING_SEEDS, LOOKS = 4, 20.0, (1000,), 8
 BASE, CONTROL = "data parallel", "codec bf16"
 CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2", "sparse")
+PUBLISHED: Sequence[Codec] = ("int8", "int4", "int2")
+"""Their averages are published as int8, if they are made by reduce-scatter."""
 ORDER = ("one process", BASE, "skerry", *(f"codec {codec}" for codec in CODECS), "kills", "one replica")
 CURVES = {
     "one process": ("#7f7f7f", ":"),
@@ -94,7 +96,8 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measurements of an arm. rounds: closed ones; short: of these, how many have less than all steps.
+    """The measurements of an arm. rounds: closed ones; short: of these, how many have less than all steps. published:
+    averages were quantized, too.
 
     tokens: at each look, a share of data parallel's at its end. curve: the mean loss of the seeds there. losses: of
     each seed at the end.
@@ -107,6 +110,7 @@ class Measured:
     losses: list[float]
     curve: list[float]
     cpu_seconds: float
+    published: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +150,7 @@ def arms(options: argparse.Namespace) -> list[Arm]:
         "one process": (replace(plan, rounds=rotating, synchronous=True, rotates=True), INNER),
         BASE: (replace(plan, synchronous=True), INNER),
         "skerry": (plan, OUTER),
-        **{
-            _named(codec): (replace(plan, encoded=encoding(codec), feedback=DECAY * (codec == "sparse")), OUTER)
-            for codec in CODECS
-        },
+        **{_named(codec): (with_codec(plan, codec), OUTER) for codec in CODECS},
         "kills": (replace(plan, rounds=killed(steps, rounds)), OUTER),
         "one replica": (replace(plan, rounds=lone, synchronous=True), INNER),
     }
@@ -159,6 +160,16 @@ def arms(options: argparse.Namespace) -> list[Arm]:
         for name, (plan, settings) in named.items()
         if name in wanted
     ]
+
+
+def with_codec(plan: RunPlan, codec: Codec) -> RunPlan:
+    """The same with the contributions of this codec, and the averages that reduce-scatter publishes of them."""
+    return replace(
+        plan,
+        encoded=encoding(codec),
+        published=encoding("int8") if codec in PUBLISHED else None,
+        feedback=DECAY * (codec == "sparse"),
+    )
 
 
 def _named(codec: Codec) -> str:
@@ -233,6 +244,7 @@ def measure(arm: Arm, options: argparse.Namespace) -> Measured:
         losses=[round(curve[-1], 5) for curve in curves],
         curve=[round(statistics.fmean(look), 4) for look in zip(*curves, strict=True)],
         cpu_seconds=round(time.process_time() - began, 1),
+        published=arm.plan.published is not None,
     )
 
 
@@ -351,7 +363,8 @@ def main() -> None:
     document = kept(options.results, options)
     wanted = [arm for arm in arms(options) if not options.arm or arm.name in options.arm]
     for arm in wanted:
-        if arm.name in document.arms:
+        known = document.arms.get(arm.name)
+        if known is not None and known.published == (arm.plan.published is not None):
             continue
         document.arms[arm.name] = measure(arm, options)
         if options.results:

@@ -6,19 +6,26 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from common.simulated_rounds import Round, simulate
 from common.stacked import MODEL, RunPlan, Stack, train
 from pydantic import TypeAdapter
-from quality import Document, compare, encoding, interval
+from quality import Document, compare, encoding, interval, with_codec
 from ruamel.yaml import YAML
+from tests.runtime.tensors.test_reduce_scatter import Fleet
 
 from skerry.infra.spec.model import Outer
 from skerry.infra.targets import samples
 from skerry.runtime.protocol.quorum import Grace
+from skerry.runtime.tensors.byte_layout import Index, TensorSpec
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Codec
 
 OPTIONS = argparse.Namespace(**MODEL)
 STEPS = 3
@@ -140,6 +147,24 @@ def test_encoding_is_the_bits_that_the_other_replicas_read() -> None:
 
     assert torch.equal(encoding("bf16")(delta_N), delta_N.bfloat16().float())
     assert torch.equal(encoding("none")(delta_N), delta_N)
+
+
+@pytest.mark.parametrize("codec", BLOCKS)
+def test_published_average_has_the_bits_of_reduce_scatter(codec: Codec) -> None:
+    fleet = Fleet(Index((TensorSpec("delta", "float32", (50_000,)),), codec), 4)
+    (result,), _ = fleet.reduce("r-0", patient=False)
+    plan = with_codec(RunPlan(name="", seed=0, rounds=[whole(4)], shards=4, lr=OPTIONS.lr), codec)
+    assert plan.encoded is not None
+    mean_N = sum((plan.encoded(row[0]) for row in fleet.rows), torch.zeros(50_000)) / 4
+    assert torch.equal(result, mean_N if plan.published is None else plan.published(mean_N))
+
+
+def test_outer_step_is_taken_with_the_published_average() -> None:
+    plan = RunPlan(name="", seed=0, rounds=[whole(2)], shards=2, lr=OPTIONS.lr)
+    dropped, same = replace(plan, published=torch.zeros_like), replace(plan, published=torch.clone)
+    first, trained = held_out(train.build(argparse.Namespace(**{**MODEL, "seed": 0}))), trained_by_stack(plan)
+    assert trained_by_stack(dropped) == pytest.approx([first]) != trained
+    assert trained_by_stack(same) == trained
 
 
 def test_readme_and_its_picture_have_the_figures_of_the_results() -> None:

@@ -52,7 +52,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 class RunPlan:
     """A run to train. rounds: the steps and weights of all replicas. encoded: applied to each pseudo-gradient.
 
-    feedback: of what that leaves out, so much is added to the replica's next one.
+    published: applied to their average, as reduce-scatter does. feedback: of what `encoded` leaves out, so much is
+    added to the replica's next one.
     synchronous: data parallel; every step averages the gradients of all replicas, and there is no outer step. shards:
     into how many the text is divided for its replicas: more than it has replicas if it sees a part of the text only.
     rotates: one replica that sees the batches of all shards in turn.
@@ -66,6 +67,7 @@ class RunPlan:
     outer_lr: float = OUTER.lr
     outer_momentum: float = OUTER.momentum
     encoded: Callable[[Tensor], Tensor] | None = None
+    published: Callable[[Tensor], Tensor] | None = None
     feedback: float = 0.0
     synchronous: bool = False
     rotates: bool = False
@@ -241,6 +243,7 @@ class Stack:
             if weight:
                 sum_N += weight * self._encoded(plan, row, shared_N - self._rows.params_SN[row])
         mean_N = sum_N / sum(weights)
+        mean_N = mean_N if plan.published is None else plan.published(mean_N)
         self._momentum[index].mul_(plan.outer_momentum).add_(mean_N)
         shared_N -= plan.outer_lr * (mean_N + plan.outer_momentum * self._momentum[index])
         self._rows.params_SN[rows] = shared_N
