@@ -10,7 +10,9 @@ Figures are of the busiest replica. Computing takes no time: what is measured is
 of it is waiting.
 
 of_ideal   the time in which the link carries the bytes of the schedule without any round trip (see wan.py), as a share
-memory     buffers of the exchange beyond the contribution itself
+memory     buffers of the exchange beyond the contribution itself, and the answers of the store that it holds at once
+rss        resident memory of this process at its peak, less that before the first exchange and less what the store got
+           since, with the encoded contribution: the part of a replica, for all of them have their peaks together
 
 All replicas have the same tensor in one place, so that a thousand of them fit this machine. 16 replicas take a
 minute; more of them, up to 1,000, take N times as long.
@@ -21,9 +23,12 @@ minute; more of them, up to 1,000, take N times as long.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -82,6 +87,7 @@ class Result:
     reads: int
     writes: int
     memory_mb: float
+    rss_mb: float
     phases: dict[str, float]
     simulated_in_s: float
 
@@ -113,6 +119,7 @@ def measure(case: Case) -> Result:
         scenario.settings[0], terms=terms, run=scenario.run.model_copy(update={"layout": 2, "codec": case.codec})
     )
     finished: list[_Finished] = []
+    resident: list[int] = []
 
     def train(process: Process, link: Link) -> None:
         clock = SimulatedClock(world, 0.0, 1.0)
@@ -123,6 +130,8 @@ def measure(case: Case) -> Result:
             if world.now == START_S * (number + 1):
                 tensor.copy_(first)
             link.traffic = Traffic()
+            if not resident:
+                resident.extend([reset_peak(), stored_bytes(engine)])
             batch = session.batch()
             batch.add(tensor, "avg")
             place = ExchangeId(number, 0, base)
@@ -134,7 +143,8 @@ def measure(case: Case) -> Result:
         ended = _Finished(
             seconds=world.now - START_S * rounds,
             traffic=link.traffic,
-            memory_bytes=session.averager._workspace.allocated_bytes,  # noqa: SLF001  the product has no use for it
+            # The product itself has no use for the size of its buffers.
+            memory_bytes=session.averager._workspace.allocated_bytes + link.traffic.most_held_bytes,  # noqa: SLF001
             phases=phases,
             reduction=reduction or "all_gather",
         )
@@ -149,6 +159,7 @@ def measure(case: Case) -> Result:
         world.close()
     if len(finished) < case.replicas:
         raise RuntimeError(f"only {len(finished)} of {case.replicas} replicas have finished: {ended}")
+    beyond = memory("VmHWM") - resident[0] - (stored_bytes(engine) - resident[1])
     slowest = max(finished, key=lambda replica: replica.seconds)
     ideal = ideal_s(case.codec, slowest.reduction, case.replicas, tensor.numel(), case.mbit)
     downloaded = max(each.traffic.downloaded_bytes for each in finished)
@@ -164,10 +175,35 @@ def measure(case: Case) -> Result:
         to_float32=round(4 * tensor.numel() * (case.replicas - 1) / downloaded, 2),
         reads=max(each.traffic.reads for each in finished),
         writes=max(each.traffic.writes for each in finished),
+        rss_mb=round(beyond / case.replicas / 1e6, 1),
         memory_mb=round(max(each.memory_bytes for each in finished) / 1e6, 1),
         phases={name: round(seconds, 3) for name, seconds in slowest.phases.items()},
         simulated_in_s=round(time.perf_counter() - began, 1),
     )
+
+
+def _alone(case: Case) -> Result:
+    """Measure in a process of its own: pages that an earlier case has freed would hide what this one takes."""
+    torch.set_num_threads(1)
+    return measure(case)
+
+
+def stored_bytes(store: MemoryStore) -> int:
+    """The bytes of all objects."""
+    return sum(entry.size for entry in store.list(""))
+
+
+def reset_peak() -> int:
+    """Reset the high-water mark of resident memory; the memory that is resident now."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def memory(field: str) -> int:
+    """Bytes of a field of this process's status."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
 
 
 def describe(result: Result) -> str:
@@ -177,7 +213,7 @@ def describe(result: Result) -> str:
         f"N={result.replicas:<4} {result.codec:6} {result.reduction:14} {result.seconds:8.2f} s  "
         f"{result.of_ideal:4.0%} of ideal  up {result.uploaded_mb:6.1f} MB  down {result.downloaded_mb:7.1f} MB "
         f"({result.to_float32:.1f}x less than float32)  {result.reads} reads  {result.writes} writes  "
-        f"{result.memory_mb:.0f} MB of buffers  {phases}"
+        f"{result.memory_mb:.0f} MB of buffers and answers  {result.rss_mb:.0f} MB resident  {phases}"
     )
 
 
@@ -223,7 +259,6 @@ def main() -> None:
     parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture, .svg or .png")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     results: list[Result] = []
     for codec, reduction, replicas in product(options.codec, options.reduction, options.replicas):
         if codec == "sparse" and reduction == "reduce_scatter":  # there is no such exchange
@@ -236,7 +271,8 @@ def main() -> None:
             mbit=options.mbit,
             rtt_s=options.rtt / 1000,
         )
-        results.append(measure(case))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            results.append(fresh.submit(_alone, case).result())
         if not options.json:
             print(describe(results[-1]), flush=True)
     title = (

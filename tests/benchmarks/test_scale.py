@@ -31,3 +31,12 @@ def test_choice_by_the_measured_link_is_the_faster_one(codec: Codec, chosen: str
     """The other one takes 6.84 s for int8 and 2.87 s for int2."""
     result = measure(Case(replicas=4, codec=codec, reduction="auto", megabytes=40, mbit=50, rtt_s=0.03))
     assert (result.reduction, result.seconds < seconds) == (chosen, True), result
+
+
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_memory_counts_the_answers_that_a_replica_holds_and_is_flat(replicas: int) -> None:
+    """Buffers alone were counted: 6 MB. The aim is 128 MiB at any number of replicas."""
+    result = measure(
+        Case(replicas=replicas, codec="int8", reduction="reduce_scatter", megabytes=40, mbit=50, rtt_s=0.03)
+    )
+    assert 10 < result.memory_mb < 30

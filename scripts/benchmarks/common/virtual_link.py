@@ -10,6 +10,7 @@ computing takes no time. What is not modelled: TCP's ramp, and a store that is s
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from contextlib import contextmanager
@@ -40,12 +41,29 @@ REQUEST_BYTES = 700
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Of one replica. reads, writes: requests."""
+    """Of one replica. reads, writes: requests. held_bytes: of answers that it has, and most_held_bytes at once."""
 
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
     reads: int = 0
     writes: int = 0
+    held_bytes: int = 0
+    most_held_bytes: int = 0
+
+    def hold(self, data: memoryview) -> memoryview:
+        """A copy, as a client over a network returns it; its bytes are held until the last view of them is gone."""
+        body = _Body(data)
+        self.held_bytes += len(body)
+        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        weakref.finalize(body, self._let_go, len(body))
+        return memoryview(body).toreadonly()
+
+    def _let_go(self, size: int) -> None:
+        self.held_bytes -= size
+
+
+class _Body(bytearray):
+    """An answer; unlike a plain bytearray it can be watched."""
 
 
 @dataclass(kw_only=True)
@@ -86,7 +104,7 @@ class LinkStore:
         self._send(0)
         data = self._engine.read(key, span, into)
         self._receive(0 if data is None else len(data))
-        return data
+        return data if data is None or into is not None else self.link.traffic.hold(data)
 
     def create(self, key: str, data: Data) -> bool:
         self.link.traffic.writes += 1
