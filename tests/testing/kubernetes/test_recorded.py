@@ -133,7 +133,17 @@ def test_evicted_pod_counts_as_no_failure_and_takes_its_log_with_it(api: Api) ->
     assert second["metadata"]["name"] != first["metadata"]["name"]
     api.sandbox.jobs.finish("skerry-x-evict", 0)
     _, row = api.jobs("GET", "skerry-x-evict")
-    assert recorded("evict: ").startswith(f"failed {row['status'].get('failed')} active {row['status'].get('active')} ")
+    pods = [
+        (
+            each["metadata"]["name"].rpartition("-")[2],
+            each["status"]["phase"],
+            [row for row in each["status"]["conditions"] if row["type"] == "DisruptionTarget"],
+            each["metadata"].get("deletionTimestamp"),
+        )
+        for each in api.pods("skerry-x-evict")
+    ]
+    answer = f"failed {row['status'].get('failed')} active {row['status'].get('active')} {pods}"
+    assert plain(answer) == plain(recorded("evict: "))
 
 
 def test_deleted_job_is_gone(api: Api) -> None:
