@@ -21,6 +21,7 @@ Calls are exact. Sizes take turns, medians are reported; progress goes to stderr
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -149,6 +150,10 @@ class Ground:
     def _measured(self, path: Path, phase: Callable[[Deployment], object]) -> Figures:
         for sandbox in self._sandboxes:
             sandbox.calls.clear()
+        # A process of its own has no sandbox, whose objects the collector would look through.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         began = time.perf_counter()
         phase(
             prepare(

@@ -232,7 +232,7 @@ class _Planner:
     def plan(self) -> Plan:
         kept = [self._decide(resource) for resource in self._graph]
         stays = {change.id for change in kept}
-        old = [entry for entry in _deletion_order(self._entries.values()) if entry.id not in stays]
+        old = _deletion_order([entry for entry in self._entries.values() if entry.id not in stays])
         removals = [change for entry in old if (change := self._remove(entry)) is not None]
         return Plan(
             changes=(*kept, *removals),
