@@ -16,6 +16,7 @@ from tests.simulation.faults import Bucket, FaultyStore, Script
 from tests.simulation.invariants import Checker
 from tests.simulation.links import LinkCheck
 from tests.simulation.mirrors import MirrorCheck
+from tests.simulation.owners import NewerRecords, script_of
 from tests.simulation.replica import Replica
 from tests.simulation.roll_ups import RollUpCheck
 from tests.simulation.scenario import Scenario, draw, with_mirror, with_other_slots
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.simulation.operator import Change
+
+    from skerry.runtime.store.interface import Store
 
 # Ten times what the longest of hundreds of schedules has needed: beyond it, something polls for ever.
 MAX_EVENTS: Final = 100_000
@@ -80,6 +83,8 @@ class Simulation:
             deadline_s=scenario.terms.deadline_s,
             own_roles=scenario.own_roles,
         )
+        if script is None and scenario.owner is not None:
+            self._script = script_of(scenario.owner, self.bucket)
         self.checker.watch(self.bucket.engine)
         engine = self.bucket.engine
         self.mirror = MirrorCheck(self.world, self.checker, engine, scenario) if scenario.run.mirrors else None
@@ -125,11 +130,13 @@ class Simulation:
         self._launches[slot] += 1
         process = Process(world, f"{slot}#{self._launches[slot]}", slot)
         self.processes.append(process)
-        engine = FaultyStore(self.bucket, process, scenario.rates, self._fell_asleep, self._script)
+        engine: Store = FaultyStore(self.bucket, process, scenario.rates, self._fell_asleep, self._script)
         # Monotonic clocks count from the machine's start.
         clock = SimulatedClock(world, self._skew_s * world.random.uniform(0.0, 2.0), world.random.uniform(0.95, 1.05))
         settings = scenario.settings[scenario.slots.index(slot)]
         mirror = None if self.mirror is None else self.mirror.open(process, self._fell_asleep)
+        if scenario.owner is not None and scenario.owner.kind == "older" and scenario.owner.slot == slot:
+            engine = NewerRecords(engine)
         replica = Replica(process, engine, settings, self.checker, clock, mirror)
 
         def main() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import CALL_FAULTS, ROT, Rates
 from tests.simulation.operator import Change
+from tests.simulation.owners import Owner
 from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
@@ -46,7 +47,7 @@ class Scenario:
 
     steady: it has no faults, and every replica keeps a pace that must be enough to be counted. changes: of its
     settings, by the operator. slots: also those that are added later, which run.json does not have. own_roles: each
-    slot has a role of its own, as in a cloud.
+    slot has a role of its own, as in a cloud. owner: one that makes its units slowly, or is of another version.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class Scenario:
     steady: bool = False
     changes: tuple[Change, ...] = ()
     own_roles: bool = False
+    owner: Owner | None = None
 
     def __str__(self) -> str:
         terms, run = self.terms, self.run
@@ -213,7 +215,8 @@ SCATTERED: Final = 2000
 def draw(seed: int) -> Scenario:
     """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter.
 
-    In a quarter of those the first half of the replicas is to make all units, and in an eighth the reduction is chosen.
+    In a quarter of those the first half of the replicas is to make all units. In an eighth each, the reduction is
+    chosen, one owner of units is slow, and one publishes units of another version.
     """
     rng = random.Random(seed)
     run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
@@ -226,9 +229,24 @@ def draw(seed: int) -> Scenario:
             scenario = _troubled(rng, seed, run_kind)
     if seed < SCATTERED or not seed % 2:
         return scenario
-    if seed % 16 == 9:
-        return chooses(scenario)
+    match seed % 16:
+        case 9:
+            return chooses(scenario)
+        case 3 | 13:
+            return with_owner(scatters(scenario), slow=seed % 16 == 3)
+        case _:
+            pass
     return reduces_in_one_region(scatters(scenario)) if seed % 8 == 7 else scatters(scenario)
+
+
+def with_owner(scenario: Scenario, *, slow: bool) -> Scenario:
+    """The same, with units of several owners, of which one is slow or of another version."""
+    rng = random.Random(f"{scenario.seed} owner")
+    owner = Owner(
+        slot=rng.choice(scenario.slots), kind="slow" if slow else "version", seconds=rng.choice((1.0, 8.0, 40.0))
+    )
+    settings = tuple(replace(replica, parts=3) for replica in scenario.settings)
+    return replace(scenario, settings=settings, owner=owner, steady=False)
 
 
 def chooses(scenario: Scenario) -> Scenario:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.simulation.owners import Owner
 from tests.simulation.run import Simulation
 from tests.simulation.scenario import calm, chooses, reduces_in_one_region, scatters
 from tests.simulation.search import quiet, search
@@ -148,7 +149,40 @@ def test_reduction_is_chosen_by_the_links_that_are_recorded() -> None:
     assert min(chosen["chosen all_gather"], chosen["chosen reduce_scatter"]) > 3, chosen
 
 
+@pytest.mark.parametrize(("seconds", "taken"), [(0.2, 0), (20.0, 1)])
+def test_unit_of_a_slow_owner_is_made_by_the_next_if_it_is_late(seconds: float, taken: int) -> None:
+    owner = Owner(slot="r-1", kind="slow", seconds=seconds)
+    _, result = ended(replace(calm(parts=3, rounds=3), owner=owner))
+    by_others = makers(result, 0) - Counter({"r-1": 1})
+    assert by_others == {"r-0": 1, "r-2": 1 + taken}
+    assert closing_time(result, 0) <= TAKEN_S
+
+
+def test_units_of_another_version_are_refused_and_made_again() -> None:
+    owner = Owner(slot="r-1", kind="version")
+    _, result = ended(replace(calm(parts=3, rounds=3), owner=owner))
+    assert result.facts["units of another version"] == 3
+    assert result.facts["rounds failed"] == 0
+    assert all(makers(result, number) == {"r-0": 1, "r-1": 1, "r-2": 2} for number in range(3))
+
+
+def test_member_of_an_older_version_stops_by_name_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    scenario = replace(calm(rounds=3), owner=Owner(slot="r-2", kind="older"), lost=frozenset({"r-2"}))
+    simulation = Simulation(scatters(scenario))
+    result = simulation.run()
+    assert not result.violations, result.report()
+    assert {process.slot: process.status for process in simulation.processes} == {
+        "r-0": "done",
+        "r-1": "done",
+        "r-2": "retry",
+    }
+    assert result.facts["rounds closed"] == 3
+    assert "key=exchanges/00000000-0000.json kind=Decision surprise: Extra inputs" in caplog.text
+
+
 def test_every_invariant_holds_with_faults() -> None:
     tally = search(range(2001, 2041, 2))
     assert not tally.reports, tally.reports[0]
     assert tally.facts["rounds closed"] > 50
+    assert tally.facts["units of another version"] > 3
+    assert min(tally.facts["chosen all_gather"], tally.facts["chosen reduce_scatter"]) > 0
