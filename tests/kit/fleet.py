@@ -132,7 +132,8 @@ class Fleet:
                     if replica.presence.slot == writer:
                         collector.collect()
                     else:
-                        collector.collect_own(head + 1, self.slots)  # a little later, so that it counts
+                        members = [each.presence.slot for each in active]
+                        collector.collect_own(head + 1, members)  # a little later, so that it counts
 
     def refused(self) -> list[str]:
         """The keys that replicas tried to delete without the right to."""

@@ -45,7 +45,7 @@ _GONE: Final = frozenset({"finished", "left", "failed"})
 _FROM_THE_START: Final = 16
 # For one request about the objects of a slot that is gone, on which no round waits.
 _CALL_S: Final = 10.0
-# Replicas that collect their own payloads at the same checkpoint: each of them reads all heartbeats.
+# Replicas that collect their own payloads at the same checkpoint.
 _COLLECTORS: Final = 8
 
 
@@ -201,22 +201,27 @@ class GarbageCollector:
         Raises the store's errors; the next call deletes the rest. A refusal to delete payloads of another slot is no
         error: they stay, and are not tried again.
         """
-        return self._collect(settled, self._newest_closed, in_turn=True)
+        return self._collect(settled, self._newest_closed)
 
     def collect_own(self, rounds: int, members: Sequence[str], settled: int | None = None) -> SweepResult:
         """Deletes its own payloads as `collect` does. Call it when another member writes the checkpoint of `rounds`.
 
         That checkpoint may be complete or not, so it does not count yet. Of many members only some do so at the same
         checkpoint; all do in rotation.
+
+        members: of the last round. Their heartbeats are not read: each had the state before that round, and if it has
+        started again since, it has loaded a checkpoint that is kept.
         """
         self._skipped += 1
         slot = self._presence.slot
         number = members.index(slot) if slot in members else 0
         if (self._skipped + number) % math.ceil(len(members) / _COLLECTORS):
             return SweepResult(0, 0)
-        return self._collect(settled, rounds - 1, in_turn=False)
+        return self._collect(settled, rounds - 1, members)
 
-    def _collect(self, settled: int | None, newest: int, *, in_turn: bool) -> SweepResult:
+    def _collect(self, settled: int | None, newest: int, current: Sequence[str] | None = None) -> SweepResult:
+        """newest: the newest checkpoint that counts. current: slots in its round; only own payloads are collected."""
+        in_turn = current is None
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
         complete = self._needed_checkpoints(checkpoints, settled, newest)
@@ -224,7 +229,9 @@ class GarbageCollector:
             return SweepResult(0, 0)
         self._parts = {number: parts for number, parts in self._parts.items() if number >= complete[-1]}
         # Read after the checkpoints: a replica that joins later loads one of those, and they stay.
-        live = live_rounds(self._watch.refresh(), self._presence.steady_since, self._clock.now(), self._stale_s)
+        peers = self._watch.refresh(unless=current or ())
+        live = live_rounds(peers, self._presence.steady_since, self._clock.now(), self._stale_s)
+        live |= dict.fromkeys(current or (), newest)
         live[self._presence.slot] = min(live.get(self._presence.slot, complete[-1]), complete[-1])
         needed = first_needed(complete, live, self._retention)
         observed_rounds = ObservedRounds(
@@ -234,7 +241,7 @@ class GarbageCollector:
             pins=frozenset(round_number for round_number, _ in _by_round(store.list(keys.PINS) if in_turn else ())),
             live=live,
             old_before=self._old_before,
-            initial=self._initial(),
+            initial=self._initial() if in_turn else frozenset(),
         )
         deleted = self._delete(removable(observed_rounds, self._retention))
         remaining = [
