@@ -77,7 +77,7 @@ class ObjectStoreManager:
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
     local_copies: where this replica keeps copies of its state on its machines, so that a restart needs the bucket less;
     None for what run.json says (`peers`).
-    reduction: see `log.records.Reduction`; "auto" chooses by members and bytes. place: the machine, for people.
+    reduction: see `log.records.Reduction`; "auto" chooses by bytes and links. place: the machine, for people.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
