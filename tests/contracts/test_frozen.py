@@ -88,7 +88,7 @@ EVENTS = """
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
     "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm "
-    "work created init_from reduction store parent layout peers mirrors reduce_in failover"
+    "work created init_from reduction store parent layout peers mirrors reduce_in failover links"
 )
 
 

@@ -15,6 +15,8 @@ from skerry.runtime.protocol.exchange import ContributionDraft, Exchange
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.quorum import Grace, Policy
 from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
+from skerry.runtime.store.link_meter import LEAST_BYTES, LinkMeter
+from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
@@ -43,6 +45,7 @@ def run_record(clock: Clock, **changes: object) -> Run:
         "codec": "none",
         "weighting": "uniform",
         "layout": 2,
+        "links": True,
         "created": clock.utc_text(),
     }
     return Run(**(fields | changes))  # type: ignore[arg-type]
@@ -174,3 +177,12 @@ def start_replica(
     if beat:
         presence.enter("train", round_number=0)
     return Replica(log, presence, watch, exchange, stop)
+
+
+def measure(replica: Replica, bytes_per_s: float, request_s: float) -> None:
+    """Let it have measured this link to its store."""
+    assert isinstance(replica.log.store, Retrying)
+    meter = replica.log.store.meter = LinkMeter()
+    for _ in range(64):
+        meter.record(0.0, request_s, 0)
+    meter.record(0.0, LEAST_BYTES / bytes_per_s, LEAST_BYTES)

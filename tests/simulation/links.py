@@ -1,4 +1,4 @@
-"""Links that replicas record by chance, and the check that each reduction follows from those that a decision names."""
+"""Links that replicas record by chance, if run.json says so, and the check that each reduction follows from them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import random
 
     from tests.simulation.invariants import Checker
+    from tests.simulation.scenario import Scenario
     from tests.simulation.training import Document
     from tests.simulation.world import Process
 
@@ -37,12 +38,13 @@ class DrawnLink(LinkMeter):
 
 
 class LinkCheck:
-    """Checks the reduction of every decision of a run in which it is chosen."""
+    """Checks links, and the reduction of every decision of a run in which it is chosen."""
 
-    def __init__(self, checker: Checker, store: MemoryStore, parts: int) -> None:
+    def __init__(self, checker: Checker, store: MemoryStore, scenario: Scenario) -> None:
         self._checker = checker
         self._store = store
-        self._parts = parts
+        self._parts = scenario.settings[0].parts
+        self._has_links = scenario.run.links is not None
         self._decided = checker.checks["exchanges"]
         checker.watch_records("exchanges", self.created)
 
@@ -53,7 +55,9 @@ class LinkCheck:
         place = record["round"], record["exchange"]
         links = [self._link(keys.contribution(*place, share["slot"])) for share in record["members"]]
         expected = self._expected(links)
-        by.world.facts[f"chosen {expected}"] += 1
+        by.world.facts[f"chosen {expected}" if self._has_links else "chosen without links"] += 1
+        if any(links) and not self._has_links:
+            self._checker.broken("older versions", f"a member of {key} has a link, which run.json does not announce")
         if record["reduction"] != expected:
             self._checker.broken("reduction", f"{by.name} chose {record['reduction']} for links {links}: {key}")
 

@@ -32,6 +32,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "a proposal lists payloads that were not looked for": 30,
     "the manifest of a contribution goes up before its payload": 0,
     "the reduction is chosen by the proposer's own link": 2025,
+    "a link is recorded in a run of before links": 2009,
     "a commit names its writer": 0,
     "a commit names other averages than those of its exchanges": 0,
     "records of rounds below the kept checkpoints are deleted too": 3,

@@ -257,6 +257,11 @@ def _(patch: Patch) -> None:
     patch.setattr(Exchange, "_propose", private)
 
 
+@mutant("exchange", "a link is recorded in a run of before links")
+def _(patch: Patch) -> None:
+    patch.setattr(exchange, "_link_of", lambda log: Link.measured(speed_of(log.store)))
+
+
 @mutant("exchange", "a commit names its writer")
 def _(patch: Patch) -> None:
     commit, written = exchange.Commit, itertools.count()

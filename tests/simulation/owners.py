@@ -24,11 +24,12 @@ _DIGEST_BYTES: Final = 16
 class Owner:
     """A slot that differs. slow: each unit takes `seconds` longer. version: its units are of skerry's next version.
 
-    older: it cannot read decisions, which have a field that it does not know.
+    older: it cannot read decisions, which have a field that it does not know. before_links: it cannot read a
+    contribution with a link.
     """
 
     slot: str
-    kind: Literal["slow", "version", "older"]
+    kind: Literal["slow", "version", "older", "before_links"]
     seconds: float = 0.0
 
 
@@ -50,10 +51,11 @@ def script_of(owner: Owner, bucket: Bucket) -> Script:
 
 
 class NewerRecords:
-    """The store of a member that is older than the others: decisions have a field that it does not know."""
+    """The store of a member that is older than the others: some records have a field that it does not know."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, owner: Owner) -> None:
         self._store = store
+        self._is_before_links = owner.kind == "before_links"
         self.uri = store.uri
 
     @property
@@ -62,9 +64,11 @@ class NewerRecords:
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         data = self._store.read(key, span, into)
-        if data is None or not key.startswith(keys.EXCHANGES):
+        if data is None or not key.startswith(keys.CONTRIBUTIONS if self._is_before_links else keys.EXCHANGES):
             return data
         record = cast("dict[str, object]", json.loads(bytes(data)))
+        if self._is_before_links and "link" not in record:
+            return data
         return memoryview(json.dumps({**record, NEWER_FIELD: 1}).encode())
 
     def create(self, key: str, data: Data) -> bool:

@@ -90,7 +90,7 @@ class Simulation:
         self.mirror = MirrorCheck(self.world, self.checker, engine, scenario) if scenario.run.mirrors else None
         self.roll_ups = RollUpCheck(self.world, self.checker, self.bucket.engine, scenario)
         if scenario.settings[0].draws_links:
-            LinkCheck(self.checker, engine, scenario.settings[0].parts)
+            LinkCheck(self.checker, engine, scenario)
         self.processes: list[Process] = []
         self._launches: Counter[str] = Counter()
         self._removed = {slot for slot in scenario.slots if slot not in scenario.run.slots}  # or not yet added
@@ -135,8 +135,9 @@ class Simulation:
         clock = SimulatedClock(world, self._skew_s * world.random.uniform(0.0, 2.0), world.random.uniform(0.95, 1.05))
         settings = scenario.settings[scenario.slots.index(slot)]
         mirror = None if self.mirror is None else self.mirror.open(process, self._fell_asleep)
-        if scenario.owner is not None and scenario.owner.kind == "older" and scenario.owner.slot == slot:
-            engine = NewerRecords(engine)
+        owner = scenario.owner
+        if owner is not None and owner.kind in {"older", "before_links"} and owner.slot == slot:
+            engine = NewerRecords(engine, owner)
         replica = Replica(process, engine, settings, self.checker, clock, mirror)
 
         def main() -> None:

@@ -148,6 +148,7 @@ def run_of(slots: tuple[str, ...], *, rounds: int, min_replicas: int, **changes:
         "weighting": "uniform",
         "created": "",
         "layout": 2,
+        "links": True,
     }
     return Run.model_validate(usual | changes)
 
@@ -216,7 +217,8 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter.
 
     In a quarter of those the first half of the replicas is to make all units. In an eighth each, the reduction is
-    chosen, one owner of units is slow, and one publishes units of another version.
+    chosen (in half of these runs a replica is of before links), one owner of units is slow, and one publishes units of
+    another version.
     """
     rng = random.Random(seed)
     run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
@@ -231,7 +233,7 @@ def draw(seed: int) -> Scenario:
         return scenario
     match seed % 16:
         case 9:
-            return chooses(scenario)
+            return chooses(scenario) if seed % 32 == 9 else chooses_beside_an_older_one(scenario)
         case 3 | 13:
             return with_owner(scatters(scenario), slow=seed % 16 == 3)
         case _:
@@ -253,6 +255,16 @@ def chooses(scenario: Scenario) -> Scenario:
     """The same, with replicas that record links, by which the reduction of each exchange is chosen."""
     settings = tuple(replace(replica, draws_links=True, parts=3) for replica in scenario.settings)
     return replace(scenario, settings=settings)
+
+
+def chooses_beside_an_older_one(scenario: Scenario) -> Scenario:
+    """The same in a run of before links: the last replica is older, and can read no contribution with a link."""
+    chosen = chooses(scenario)
+    run = scenario.run.model_copy(update={"links": None})
+    settings = tuple(replace(replica, run=run) for replica in chosen.settings)
+    older = replace(settings[-1], draws_links=False)
+    owner = Owner(slot=scenario.slots[-1], kind="before_links")
+    return replace(chosen, run=run, settings=(*settings[:-1], older), owner=owner)
 
 
 def scatters(scenario: Scenario) -> Scenario:

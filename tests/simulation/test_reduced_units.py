@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.simulation.owners import Owner
 from tests.simulation.run import Simulation
-from tests.simulation.scenario import calm, chooses, reduces_in_one_region, scatters
+from tests.simulation.scenario import calm, chooses, chooses_beside_an_older_one, reduces_in_one_region, scatters
 from tests.simulation.search import quiet, search
 
 from skerry.runtime.log import keys
@@ -149,6 +149,16 @@ def test_reduction_is_chosen_by_the_links_that_are_recorded() -> None:
     assert min(chosen["chosen all_gather"], chosen["chosen reduce_scatter"]) > 3, chosen
 
 
+def test_replica_of_before_links_shares_a_run_with_newer_ones() -> None:
+    with quiet():
+        simulation = Simulation(chooses_beside_an_older_one(calm(3, rounds=4)))
+        result = simulation.run()
+    assert not result.violations, result.report()
+    assert result.facts["chosen without links"] == 4
+    assert [process.status for process in simulation.processes] == ["done"] * 3
+    assert [simulation.checker.members[number] for number in range(4)] == [("r-0", "r-1", "r-2")] * 4
+
+
 @pytest.mark.parametrize(("seconds", "taken"), [(0.2, 0), (20.0, 1)])
 def test_unit_of_a_slow_owner_is_made_by_the_next_if_it_is_late(seconds: float, taken: int) -> None:
     owner = Owner(slot="r-1", kind="slow", seconds=seconds)
@@ -181,8 +191,8 @@ def test_member_of_an_older_version_stops_by_name_and_others_go_on(caplog: pytes
 
 
 def test_every_invariant_holds_with_faults() -> None:
-    tally = search(range(2001, 2041, 2))
+    tally = search([*range(2001, 2041, 2), 2057])
     assert not tally.reports, tally.reports[0]
     assert tally.facts["rounds closed"] > 50
     assert tally.facts["units of another version"] > 3
-    assert min(tally.facts["chosen all_gather"], tally.facts["chosen reduce_scatter"]) > 0
+    assert min(tally.facts[f"chosen {how}"] for how in ("all_gather", "reduce_scatter", "without links")) > 0

@@ -410,6 +410,7 @@ def prepare(setting: Setting) -> None:
             reduction=None if setting.reduction == "auto" else setting.reduction,
             weighting="uniform",
             work=float(setting.rounds * setting.replicas),
+            links=True,
             mirrors=(MirrorSettings(uri=setting.mirror.as_uri(), each_round=True),) if setting.has_mirror else None,
             created=clock.utc_text(),
         )

@@ -275,7 +275,15 @@ def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
     ]
 
 
-NOT_OF_THE_SPEC = {"protocol", "nonce", "spec", "created", "store", "parent", "layout"}
+NOT_OF_THE_SPEC = {"protocol", "nonce", "spec", "created", "store", "parent", "layout", "links"}
+
+
+def test_new_run_has_links_and_an_older_one_goes_on_without(tmp_path: Path) -> None:
+    spec, store, run = started(write_spec(tmp_path))
+    assert run.links
+    older = run.model_copy(update={"links": None})
+    store.replace(keys.RUN, older.to_bytes())
+    assert run_record.create_or_load_run(store, load(spec.path), CLOCK) == (older, True)
 
 
 def test_every_fixed_field_of_run_json_has_a_name() -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 from tests.kit.events import logged_events
-from tests.kit.protocol import EMPTY_INDEX, INDEX, Replica, contribution, draft, policy, run_record, start_replica
+from tests.kit.protocol import (
+    EMPTY_INDEX,
+    INDEX,
+    Replica,
+    contribution,
+    draft,
+    measure,
+    policy,
+    run_record,
+    start_replica,
+)
 from tests.kit.stores import ForgetfulStore, HookedStore, ReadRecorder
 from tests.support.clocks import FakeClock
 
@@ -19,7 +29,6 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_RECORD_BYTES, Link, makers_in
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
-from skerry.runtime.store.link_meter import LEAST_BYTES, LinkMeter
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
@@ -168,14 +177,6 @@ def test_reduction_is_chosen_by_the_links_that_the_members_have_recorded(clock: 
     assert seen == [[*(Link(bytes_per_s=rate, request_s=seconds) for rate, seconds in links), None]]
     recorded = [record.link for record in proposer.exchange.contributions(decision)]
     assert recorded == list(seen[0])
-
-
-def measure(replica: Replica, bytes_per_s: float, request_s: float) -> None:
-    assert isinstance(replica.log.store, Retrying)
-    meter = replica.log.store.meter = LinkMeter()
-    for _ in range(64):
-        meter.record(0.0, request_s, 0)
-    meter.record(0.0, LEAST_BYTES / bytes_per_s, LEAST_BYTES)
 
 
 def test_few_members_in_the_region_do_not_reduce_for_all() -> None:

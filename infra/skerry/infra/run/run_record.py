@@ -259,6 +259,7 @@ def _proposed(spec: SpecFile, clock: Clock, usd_per_gb: Mapping[str, float] | No
         reduce_in=outer.reduce_in,
         weighting=outer.weighting,
         layout=2,
+        links=True,
         max_norm=outer.max_norm,
         work=float(outer.rounds * len(spec.replica_slots)) if faults.make_up and outer.rounds is not None else None,
         created=clock.utc_text(),

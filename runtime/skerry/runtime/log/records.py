@@ -311,7 +311,8 @@ class Contribution(Extended):
     below 1 for work of an earlier round. parts: of all ranks, one rank after another. ranks: how many parts each rank
     has (0 for a rank without tensors), () for a replica of one rank; index is then the combination of all ranks' own.
     telemetry: of the round, in its first exchange. region: of the replica, if the run reduces in one; else absent.
-    link: of the replica, by its last reads; None, and absent from the bytes, if they were too few.
+    link: of the replica, by its last reads; None, and absent from the bytes, if they were too few, or if run.json has
+    no `links`.
     """
 
     run: Nonce

@@ -184,6 +184,7 @@ class Run(Extended):
     layout: of payloads; 2 has objects of 1 to 8 MiB; None, and absent, of 64 MiB. peers, mirrors: copies of the run
     that its replicas keep; None, and absent, for none. reduce_in: members in this region make all reduced units, if
     there are enough; None, and absent, for all members. failover: None, and absent, if an operator restores the run.
+    links: contributions have the links of their replicas; None, and absent, in a run that older versions can read.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -217,7 +218,19 @@ class Run(Extended):
     mirrors: Annotated[tuple[MirrorSettings, ...], Field(min_length=1, max_length=16)] | None = None
     reduce_in: Name | None = None
     failover: FailoverSettings | None = None
-    ADDED = ("init_from", "reduction", "store", "parent", "layout", "peers", "mirrors", "reduce_in", "failover")
+    links: Literal[True] | None = None
+    ADDED = (
+        "init_from",
+        "reduction",
+        "store",
+        "parent",
+        "layout",
+        "peers",
+        "mirrors",
+        "reduce_in",
+        "failover",
+        "links",
+    )
 
     @model_validator(mode="after")
     def _mirrors_are_elsewhere(self) -> Self:

@@ -131,7 +131,7 @@ class Exchange:
             telemetry=draft.telemetry,
             nonce=self._clock.nonce(),
             region=None if self._log.run.reduce_in is None else self._presence.region,
-            link=Link.measured(speed_of(self._log.store)),
+            link=_link_of(self._log),
         )
         stored = self._own(self._log.create(keys.contribution(*place, slot), record), draft)
         fields = {"round": exchange_id.round, "exchange": exchange_id.exchange, "slot": slot, "norm": draft.norm}
@@ -395,6 +395,11 @@ def _with_slots(policy: Policy, settings: RunSettings) -> Policy:
     if settings.slots is None:
         return policy
     return replace(policy, expected=frozenset(settings.slots), removed=settings.removed)
+
+
+def _link_of(log: RunLog) -> Link | None:
+    """The link that this replica records; None in a run whose replicas may be older than the field."""
+    return Link.measured(speed_of(log.store)) if log.run.links else None
 
 
 def _makers_of(

@@ -350,5 +350,6 @@ def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
         codec=terms.codec,
         weighting="uniform",
         layout=2,
+        links=True,
         created=clock.utc_text(),
     )
