@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from tests.kit.ranks import on_ranks
 from tests.kit.stores import HookedStore, damage, flip
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Conflict, Corrupt, Fenced, Retryable
+from skerry.runtime.errors import Conflict, Corrupt, Fenced, Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Contribution, digest_of
@@ -210,36 +211,106 @@ def test_replica_puts_back_its_own_and_reads_others_from_the_mirror(
     assert [event["key"] for event in logged_events(caplog, "payload_read_from_copy")] == others
 
 
+class MirrorForReader(HookedStore):
+    """A mirror's objects. `meets` is called with what a reader of blocks gets of one of them, in this process."""
+
+    def __init__(self, folder: Path, key: str, meets: Callable[[memoryview], None]) -> None:
+        super().__init__(lambda *_: None)
+        mirror = DirectoryStore(folder)
+        filled({entry.key: bytes(mirror.read(entry.key) or b"") for entry in mirror.list("")}, self)
+        self.whole_reads = 0
+        self._key, self._size, self._meets = key, len(mirror.read(key) or b""), meets
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        data = super().read(key, span, into)
+        if data is None or key != self._key:
+            return data
+        if span is not None and span.stop == self._size + 1:  # a mender asks for one byte more
+            self.whole_reads += 1
+        else:
+            self._meets(data)
+        return data
+
+
 def test_mirror_that_loses_its_copy_meanwhile_is_not_asked_without_pause(
     lost: tuple[MemoryStore, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The copy is whole when it is looked for, and damaged when it is read: the replica waits, as without a copy."""
     caplog.set_level(logging.INFO, "skerry")
     store, bad, _ = lost
-    mirror = DirectoryStore(tmp_path / "mirror")
-    whole = bytes(mirror.read(bad) or b"")
     joined = Island(store, "c", seed=5, grace_s=60.0, timeout=timedelta(seconds=0.5))
-    whole_reads: list[str] = []
 
-    class Changing(HookedStore):
-        """Whole for a mender, which asks for one byte more, and damaged for a reader of blocks."""
+    def spoil(data: memoryview) -> None:
+        data[:] = flip(bytes(data), len(data) - 1)
 
-        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-            data = super().read(key, span, into)
-            is_mender = span is not None and span.stop == len(whole) + 1
-            if data is None or key != bad or is_mender:
-                whole_reads.extend([key] if key == bad else [])
-                return data
-            data[:] = flip(bytes(data), len(data) - 1)
-            return data
-
-    changing = Changing(lambda *_: None)
-    filled({entry.key: bytes(mirror.read(entry.key) or b"") for entry in mirror.list("")}, changing)
+    changing = MirrorForReader(tmp_path / "mirror", bad, spoil)
     object.__setattr__(joined.manager.session, "open_mirror", lambda _: changing)
     with pytest.raises(RuntimeError, match=r"cannot be followed.*payload is damaged"):
         joined.join()
     assert len(logged_events(caplog, "payload_read_from_copy")) == 2
-    assert len(whole_reads) < 20
+    assert changing.whole_reads < 20
+
+
+@pytest.fixture
+def rotten(original: tuple[Mapping[str, bytes], object], lost: tuple[MemoryStore, str, str]) -> tuple[MemoryStore, str]:
+    """As `lost`, with one damage, in a body: no header of the run's store shows it."""
+    objects, _ = original
+    store, bad, missing = lost
+    store.create(missing, objects[missing])
+    store.replace(bad, flip(objects[bad], len(objects[bad]) - 1))
+    return store, bad
+
+
+@pytest.mark.parametrize("refusals", [1, None])
+@pytest.mark.parametrize("kind", [Unauthorized, Invalid, Retryable])
+def test_mirror_that_refuses_a_reader_ends_no_replica(
+    original: tuple[object, dict[str, torch.Tensor]],
+    rotten: tuple[MemoryStore, str],
+    tmp_path: Path,
+    kind: type[SkerryError],
+    refusals: int | None,
+) -> None:
+    """It is asked again after a pause; one that refuses always is as good as none. None: always."""
+    store, bad = rotten
+    patience = timedelta(seconds=0.5 if refusals is None else 30)
+    joined = Island(store, "c", seed=5, grace_s=60.0, timeout=patience)
+    met: list[int] = []
+
+    def refuse(_: memoryview) -> None:
+        met.append(1)
+        if refusals is None or len(met) <= refusals:
+            raise kind("the mirror says no")
+
+    mirror = MirrorForReader(tmp_path / "mirror", bad, refuse)
+    object.__setattr__(joined.manager.session, "open_mirror", lambda _: mirror)
+    if refusals is None:
+        with pytest.raises(RuntimeError, match=r"is closed and cannot be followed.*the mirror says no"):
+            joined.join()
+    else:
+        assert joined.join() == 1
+        for name, tensor in original[1].items():
+            assert torch.equal(joined.originals[name], tensor)
+    assert 0 < mirror.whole_reads < 20
+
+
+@pytest.mark.parametrize("opened", [0, 1], ids=["to look for a copy", "to read it"])
+def test_mirror_that_cannot_be_opened_ends_no_replica(
+    rotten: tuple[MemoryStore, str], tmp_path: Path, caplog: pytest.LogCaptureFixture, opened: int
+) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+    store, bad = rotten
+    joined = Island(store, "c", seed=5, grace_s=60.0, max_retries=None)
+    mirror = MirrorForReader(tmp_path / "mirror", bad, lambda _: None)
+    calls = itertools.count()
+
+    def open_mirror(_: str) -> MirrorForReader:
+        if next(calls) == opened:
+            raise Invalid("no such scheme")
+        return mirror
+
+    object.__setattr__(joined.manager.session, "open_mirror", open_mirror)
+    assert joined.join() == 1
+    assert "no such scheme" in [event["error"] for event in logged_events(caplog, "payload_not_mended")]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.runtime.tensors.payloads import BusyStore, flipping, index_for, publish
 
-from skerry.runtime.errors import Corrupt, Invalid, Retryable
+from skerry.runtime.errors import Corrupt, Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
@@ -155,6 +155,21 @@ def test_store_error_is_raised_after_requests_in_flight_ended() -> None:
     reads = store.reads
     reader.close()
     assert store.reads == reads
+
+
+@pytest.mark.parametrize("kind", [Unauthorized, Invalid])
+def test_refusal_by_the_store_of_a_copy_is_damage(streams: int, kind: type[Exception]) -> None:
+    def refuse(*_: object) -> None:
+        raise kind("no")
+
+    store, refusing = BusyStore(streams=streams), BusyStore(streams=streams, spoil=refuse)
+    remote, requests, _ = publish_payload(store)
+    publish_payload(refusing)
+    with pytest.raises(kind, match=r"^no$"):
+        read_all(refusing, requests)
+    remote.copy = refusing
+    with pytest.raises(Corrupt, match=rf"no copy of {remote.key} slot=a: {refusing.uri} cannot be read: no"):
+        read_all(store, requests)
 
 
 def test_close_waits_for_requests_in_flight() -> None:

@@ -192,7 +192,10 @@ class RoundMender:
 
 
 def _find_copy(store: Store, wanted: NamedObject, copies: Copies) -> Mended | None:
-    """The verified copy of an object that is not whole in `store`; None if it is. Raises Corrupt without a copy."""
+    """The verified copy of an object that is not whole in `store`; None if it is. Raises Corrupt without a copy.
+
+    Both are in memory whole, as in `mend`.
+    """
     present = wanted.read(store)
     if _is_whole(wanted, present):
         return None

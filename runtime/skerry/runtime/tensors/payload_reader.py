@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import xxhash
 
 from skerry.runtime.daemon_executors import BackgroundThreads
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.retrying import read_existing
 from skerry.runtime.tensors.byte_layout import BLOCK_BYTES
@@ -233,12 +233,20 @@ def _span_of(request: Request) -> Span:
 
 
 def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview) -> int:
-    """Read `span` into the start of `buffer`. Returns how many bytes the object has of it. Runs in any thread."""
+    """Read `span` into the start of `buffer`. Returns how many bytes the object has of it. Runs in any thread.
+
+    A copy's store that refuses, or is gone, is no fault of this replica: Corrupt, as a copy that is damaged.
+    """
     if (ahead := remote.ahead) is not None:
         data = ahead[span.start : span.stop]
         buffer[: len(data)] = data
         return len(data)
-    view = read_existing(remote.copy or store, remote.key, span, buffer[: span.stop - span.start])
+    try:
+        view = read_existing(remote.copy or store, remote.key, span, buffer[: span.stop - span.start])
+    except (Unauthorized, Invalid) as error:
+        if remote.copy is None:
+            raise
+        raise Corrupt(f"no copy of {remote.key} {remote.owner}: {remote.copy.uri} cannot be read: {error}") from error
     if view is None:
         raise Corrupt(f"payload is absent: key={remote.key} {remote.owner}")
     return len(view)

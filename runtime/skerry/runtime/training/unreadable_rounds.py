@@ -21,7 +21,7 @@ from skerry.runtime.store.retrying import apart
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
@@ -74,8 +74,8 @@ class UnreadableRound:
         way, copies = self._session.group.channel("train").broadcast_from_rank0(
             "wait for a checkpoint", lambda: (self._way(store), self._copies)
         )
-        opened = {uri: apart(self._session.open_mirror(uri), _CALL_S) for uri in {uri for _, uri in copies}}
-        self._session.averager.read_from({key: opened[uri] for key, uri in copies})
+        opened = self._opened(uri for _, uri in copies)
+        self._session.averager.read_from({key: opened[uri] for key, uri in copies if uri in opened})
         if way == "timed out":
             raise RuntimeError(
                 f"round {self._round} is closed and cannot be followed, and no checkpoint beyond it came within "
@@ -111,8 +111,7 @@ class UnreadableRound:
         until = session.clock.now() + session.policy.deadline_s
 
         def open_copies() -> Copies:
-            uris = [mirror.uri for mirror in session.log.run.mirrors or ()]
-            return Copies([apart(session.open_mirror(uri), _CALL_S) for uri in uris])
+            return Copies(list(self._opened(mirror.uri for mirror in session.log.run.mirrors or ()).values()))
 
         if self._mender is None:
             log = RunLog(apart(session.store, _CALL_S), session.log.run)
@@ -135,10 +134,25 @@ class UnreadableRound:
                 where = {"key": copy.key, "uri": copy.uri, "was": copy.was}
                 emit("payload_read_from_copy", {**fields, **where}, level=logging.WARNING)
         for error in failed:
-            if str(error) not in self._reported:
-                self._reported.add(str(error))
-                emit("payload_not_mended", {**fields, "error": str(error)}, level=logging.WARNING)
+            self._report(error)
         return bool(mended) or not set(self._copies) <= set(before)
+
+    def _opened(self, uris: Iterable[str]) -> dict[str, Store]:
+        """The mirrors by URI, without those that cannot be opened."""
+        opened: dict[str, Store] = {}
+        for uri in dict.fromkeys(uris):
+            try:
+                opened[uri] = apart(self._session.open_mirror(uri), _CALL_S)
+            except SkerryError as error:
+                self._report(error)
+        return opened
+
+    def _report(self, error: SkerryError) -> None:
+        """Tell once why a payload is not mended."""
+        if str(error) not in self._reported:
+            self._reported.add(str(error))
+            fields = {"round": self._round, "slot": self._session.presence.slot, "error": str(error)}
+            emit("payload_not_mended", fields, level=logging.WARNING)
 
     def _newest(self, store: Store) -> int:
         try:
