@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.errors import Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Decision
@@ -122,18 +123,19 @@ class Fleet:
             for replica in active:
                 replica.close(replica.decide())
             head = active[0].round
-            for replica in active:
-                self.collectors[replica.presence.slot].note_closed(head)
-            if head % self.checkpoint_every == 0:
-                writer = active[head // self.checkpoint_every % len(active)].presence.slot
+            is_due = head % self.checkpoint_every == 0
+            turn = head // self.checkpoint_every
+            writer = active[turn % len(active)].presence.slot
+            if is_due:
                 write_checkpoint(self.store, head, run=self.run.nonce)
-                for replica in active if collect else ():
-                    collector = self.collectors[replica.presence.slot]
-                    if replica.presence.slot == writer:
-                        collector.collect()
-                    else:
-                        members = [each.presence.slot for each in active]
-                        collector.collect_own(head + 1, members)  # a little later, so that it counts
+            members = tuple(replica.presence.slot for replica in active)
+            later = position(head + 1, members)  # than the checkpoint, so that it counts
+            for slot in members:
+                self.collectors[slot].note_closed(head)
+                if collect and is_due and slot == writer:
+                    self.collectors[slot].collect()
+                elif collect:
+                    self.collectors[slot].collect_own(later, turn if is_due else None)
 
     def refused(self) -> list[str]:
         """The keys that replicas tried to delete without the right to."""
@@ -163,3 +165,8 @@ def _readable(store: Store, round_number: int) -> bool:
 def rounds_of(entries: Sequence[Entry], folder: str) -> list[int]:
     """The rounds of the entries below a folder."""
     return sorted({keys.round_of(entry.key) for entry in entries if entry.key.startswith(folder)})
+
+
+def position(rounds: int, members: Sequence[str]) -> LogPosition:
+    """The position after so many rounds, the last one with these members."""
+    return LogPosition(round=rounds, previous="", members=tuple(members), batches=0, work=0.0)

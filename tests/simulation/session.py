@@ -19,11 +19,12 @@ from skerry.runtime.training.open_session import Session, SessionOptions, join_r
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tests.simulation.world import Fiber, Process, World
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
+    from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
@@ -106,9 +107,9 @@ class NoCollector:
         del settled
         return SweepResult(objects=0, bytes=0)
 
-    def collect_own(self, rounds: int, members: Sequence[str], settled: int | None = None) -> SweepResult:
+    def collect_own(self, position: LogPosition, turn: int | None, settled: int | None = None) -> SweepResult:
         """Report that nothing was deleted."""
-        del rounds, members
+        del position, turn
         return self.collect(settled)
 
 

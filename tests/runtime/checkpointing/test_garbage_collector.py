@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.events import logged_events
-from tests.kit.fleet import Fleet, rounds_of
+from tests.kit.fleet import Fleet, position, rounds_of
 from tests.kit.managers import Island, assert_same_parameters, together
 from tests.kit.protocol import heartbeat
 from tests.kit.stores import HookedStore
@@ -220,22 +220,46 @@ def test_each_replica_deletes_only_its_own_payloads() -> None:
 
 def test_some_of_many_replicas_collect_at_each_checkpoint_in_rotation() -> None:
     fleet = Fleet(slots=tuple(f"r-{number}" for number in range(20)), own_roles=True)
-    fleet.train(3, collect=False)
+    fleet.train(1)  # each begins
+    fleet.train(2, collect=False)
     turns: list[set[str]] = []
-    for _ in range(3):
+    for turn in range(3):
         before = {keys.slot_of(entry.key) for entry in fleet.store.list(keys.payloads_prefix(0))}
         for collector in fleet.collectors.values():
-            collector.collect_own(4, fleet.slots)
+            collector.collect_own(position(4, fleet.slots), turn)
         turns.append(before - {keys.slot_of(entry.key) for entry in fleet.store.list(keys.payloads_prefix(0))})
     assert sorted(map(len, turns)) == [6, 7, 7]
     assert fleet.payload_rounds() == [2]
+
+
+@pytest.mark.parametrize("own_roles", [False, True])
+def test_slot_that_dies_at_each_checkpoint_does_not_gather_payloads(own_roles: bool) -> None:  # noqa: FBT001
+    fleet = Fleet(own_roles=own_roles, checkpoint_every=4)
+    kept: list[int] = []
+    for _ in range(20):
+        fleet.train(3)
+        del fleet.replicas["c"], fleet.collectors["c"]
+        fleet.train(1)
+        head = fleet.replicas["a"].round
+        fleet.join("c", head).presence.enter("train", round_number=head)
+        kept.append(sum(keys.slot_of(entry.key) == "c" for entry in fleet.store.list(keys.PAYLOADS)))
+    assert max(kept) < 12
+    assert max(kept) == max(kept[-3:]), "it grows with the rounds"
+
+
+def test_payloads_of_a_slot_that_never_collects_are_deleted_in_the_end() -> None:
+    fleet = Fleet()
+    fleet.replicas["c"].stop.set()  # its collector deletes nothing
+    fleet.train(250)
+    first = min(keys.round_of(entry.key) for entry in fleet.store.list(keys.PAYLOADS))
+    assert first > 100
 
 
 def test_checkpoint_that_is_being_written_does_not_count_for_others() -> None:
     fleet = Fleet(slots=("a", "b"), own_roles=True)
     fleet.train(10, collect=False)
     for rounds, first in ((10, 8), (11, 9)):
-        fleet.collectors["a"].collect_own(rounds, fleet.slots)
+        fleet.collectors["a"].collect_own(position(rounds, fleet.slots), 0)
         payloads = [entry for entry in fleet.store.list(keys.PAYLOADS) if keys.slot_of(entry.key) == "a"]
         assert rounds_of(payloads, keys.PAYLOADS)[0] == first
 

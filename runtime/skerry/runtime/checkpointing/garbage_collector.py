@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
@@ -177,7 +178,8 @@ class GarbageCollector:
         self._newest_closed = 0
         self._swept = 0
         self._listings = 0
-        self._skipped = 0
+        self._has_collected = False
+        self._overdue = 0  # what was swept at the last listing from the start
         self._blocked_by: str | None = None
         self._refused: set[str] = set()  # slots whose payloads this replica may not delete
         self._live_before: frozenset[str] = frozenset()  # at the last listing in turn
@@ -203,25 +205,29 @@ class GarbageCollector:
         """
         return self._collect(settled, self._newest_closed)
 
-    def collect_own(self, rounds: int, members: Sequence[str], settled: int | None = None) -> SweepResult:
-        """Deletes its own payloads as `collect` does. Call it when another member writes the checkpoint of `rounds`.
+    def collect_own(self, position: LogPosition, turn: int | None, settled: int | None = None) -> SweepResult:
+        """Deletes its own payloads as `collect` does. Call it after each round if it does not write a checkpoint.
 
-        That checkpoint may be complete or not, so it does not count yet. Of many members only some do so at the same
-        checkpoint; all do in rotation.
+        turn: the number of the checkpoint that another member writes now. It may be complete or not, so it does not
+        count yet. Of many members only some collect at the same one; all do in rotation.
+        None: no checkpoint is due. The first time that rounds are old enough it collects all the same: an earlier
+        incarnation may have left payloads, and a slot that never lives until a checkpoint is due would never collect.
 
-        members: of the last round. Their heartbeats are not read: each had the state before that round, and if it has
-        started again since, it has loaded a checkpoint that is kept.
+        The heartbeats of the members of the last round are not read: each had the state before that round, and one that
+        has started again since has loaded a checkpoint that is kept.
         """
-        self._skipped += 1
-        slot = self._presence.slot
+        slot, members = self._presence.slot, position.members
         number = members.index(slot) if slot in members else 0
-        if (self._skipped + number) % math.ceil(len(members) / _COLLECTORS):
+        is_turn = turn is not None and (turn + number) % math.ceil(len(members) / _COLLECTORS) == 0
+        is_first = self._old_before > 0 and not self._has_collected
+        if not is_turn and not is_first:
             return SweepResult(0, 0)
-        return self._collect(settled, rounds - 1, members)
+        return self._collect(settled, position.round - 1, members)
 
     def _collect(self, settled: int | None, newest: int, current: Sequence[str] | None = None) -> SweepResult:
         """newest: the newest checkpoint that counts. current: slots in its round; only own payloads are collected."""
         in_turn = current is None
+        self._has_collected = True
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
         complete = self._needed_checkpoints(checkpoints, settled, newest)
@@ -290,22 +296,24 @@ class GarbageCollector:
     def _payloads(self, needed: int, live: frozenset[str] | None) -> list[Entry]:
         """Lists payloads from the first round that is not swept; empty if no round can have become garbage since.
 
-        live: the slots that are alive: only of the others, and of this one. None: only of this one.
+        live: the slots that are alive: only of the others, and of this one. None: only of this one. A listing from the
+        start also returns those of a live slot that were garbage at the one before, because it collects nothing.
         """
         if needed <= self._swept:
             return []
-        first = self._swept
+        first, overdue = self._swept, 0
         if live is not None:
             if self._listings % _FROM_THE_START == 0 or self._live_before - live:
-                first = 0
+                first, overdue, self._overdue = 0, self._overdue, self._swept
             self._listings += 1
             self._live_before = live
         store, own = self._log.store, self._presence.slot
         listed = (store.list(folder, after=keys.start_after(folder, first)) for folder in _PAYLOADS)
         return [
             entry
-            for _, entry in _by_round(chain.from_iterable(listed))
-            if (slot := _slot_of(entry)) == own or (live is not None and slot not in live | self._refused)
+            for number, entry in _by_round(chain.from_iterable(listed))
+            if (slot := _slot_of(entry)) == own
+            or (live is not None and slot not in self._refused and (slot not in live or number < overdue))
         ]
 
     def _delete(self, removal: Removable) -> dict[str, int]:

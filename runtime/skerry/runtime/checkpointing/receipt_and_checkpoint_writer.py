@@ -154,8 +154,9 @@ class Recorder:
         self._pool.submit(self._write_receipt, receipt, facts.checks)
         if whole.saves:
             self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
-        elif self._train.rank == 0 and self._author(position, checkpoint_every) is not None:
-            self._pool.submit(self._collect, position, in_turn=False)
+        elif self._train.rank == 0 and checkpoint_every is not None:
+            turn = position.round // checkpoint_every if self._author(position, checkpoint_every) else None
+            self._pool.submit(self._collect, position.round, partial(self._collector.collect_own, position, turn))
         if whole.near and self._near is not None:
             self.near_round = position.round
             self._near.save("checkpoints", position.round, position.previous, snapshot)
@@ -333,15 +334,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:
-            if self._background.rank == 0:
-                self._collect(position, in_turn=saved)
+            if saved and self._background.rank == 0:
+                self._collect(position.round, self._collector.collect)
 
-    def _collect(self, position: LogPosition, *, in_turn: bool) -> None:
-        own = partial(self._collector.collect_own, position.round, position.members)
+    def _collect(self, round_number: int, collect: Callable[[int | None], object]) -> None:
         try:
-            (self._collector.collect if in_turn else own)(self._divergence.settled)
+            collect(self._divergence.settled)
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
-            _failed("garbage_collection_failed", position.round, error)
+            _failed("garbage_collection_failed", round_number, error)
 
     def _save(self, position: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
         saved = checkpoint.save(
