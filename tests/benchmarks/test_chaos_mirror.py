@@ -27,7 +27,7 @@ def test_each_case_of_ours_is_run_without_and_with_a_mirror(program: Any) -> Non
     options = SimpleNamespace(
         seed=0, seeds=1, replicas=[2], means=[6.0], only=["ours", "torchft"], rounds=9, sync_every=20, step=0.2
     )
-    options.down, options.codec, options.mirror = 0.0, "none", True
+    options.down, options.codec, options.reduction, options.mirror = 0.0, "none", "auto", True
     cases = [(case.contestant, case.mean_rounds, case.has_mirror) for case in program.cases(options)]
     assert cases == [
         *(("ours", None, False), ("ours", None, True), ("torchft", None, False)),

@@ -50,7 +50,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "a reduced unit is used without its digest": 2139,
     "units of two makers differ": 2001,
     "a spot check weighs all contributions alike": 2005,
-    "the units of a dead member are made by no other": 2027,
+    "the units of a dead member are made by no other": 1360,
     "units are made across a border although their maker is at work": 2055,
     "payloads are used without their digest": 15,
     "own bytes are taken from memory though the log has others": 132,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_mirror_is_an_older_run_after_every_put() -> None:
-    total = search(range(8), mirrored=True)
+    total = search(range(10), mirrored=True)
     assert not total.reports, total.reports[0]
     assert total.facts["puts of mirrors"] > 150
     assert total.facts["kills at a put of a mirror"] > 5
@@ -33,7 +33,7 @@ def test_search_sees_a_mirror_that_names_what_it_lacks(monkeypatch: pytest.Monke
 def test_search_sees_a_restore_that_compares_only_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_cut, "check_fork", lambda *_: ())
     with quiet():
-        assert any("mirror" in text for seed in range(8) for text in run_seed(seed, mirrored=True).violations)
+        assert any("mirror" in text for seed in range(10) for text in run_seed(seed, mirrored=True).violations)
 
 
 def test_search_sees_a_mirror_without_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
