@@ -149,11 +149,11 @@ def _replica(case: HiddenCase, rank: int) -> None:
     outer = [torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in fragments]
     noise = torch.randn(1, case.elements, generator=torch.Generator().manual_seed(rank))
     sync_every = FRAGMENTS * case.steps
-    with DiLoCo(manager, [*fragments], inner, outer, sync_every=sync_every, fragment_sync_delay=case.delay):
+    with DiLoCo(manager, [*fragments], inner, [*outer], sync_every=sync_every, fragment_sync_delay=case.delay):  # pyright: ignore[reportArgumentType]
         while manager.current_step() < WARM_UP + case.rounds:
             time.sleep(case.step_s)
             for part in fragments:
                 part.weight.grad = noise
-            inner.step()
+            inner.step()  # pyright: ignore[reportUnknownMemberType]
     manager.shutdown()
     os._exit(0)  # nothing of it is of interest any more
