@@ -143,7 +143,7 @@ def test_login_is_found_in_the_places_of_googles_own_clients(tmp_path: Path) -> 
 
 
 def test_key_in_a_variable_signs_the_requests(google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the Secret of a cluster gives it: obstore signs each token itself, so the sandbox is told to accept them."""
+    """obstore signs each token with the key in the Secret; the sandbox is set to accept tokens of this account."""
     make_bucket(google)
     pem = RSAKey.generate_key(2048).as_pem(private=True).decode()
     email = "pods@acme.iam.gserviceaccount.com"

@@ -3,7 +3,7 @@
 AWS: a role for each replica, which trusts the tokens that the cluster issues to the replica's service account. A token
 is a file in the pod, which the kubelet renews. Google: entries of the bucket's policy for the same account, which GKE's
 metadata server makes known to Google; for a cluster elsewhere, a pool with a provider that trusts the cluster's tokens,
-and a second file in the pod, which tells Google's clients to exchange them.
+and a second file in the pod, with which Google's clients exchange them.
 Sources: IAM user guide, "Create a role for OpenID Connect federation"; Kubernetes, "ServiceAccount token volume
 projection"; GKE, "Workload Identity Federation: principal identifiers"; IAM (Google), "Configure Workload Identity
 Federation with Kubernetes".
