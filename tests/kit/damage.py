@@ -27,7 +27,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision
-from skerry.runtime.mirrors.mend import Copies, NamedObject, mend
+from skerry.runtime.mirrors.repair_from_copies import Copies, NamedObject, mend
 from skerry.runtime.replication import (
     BasicTensorAwareStateDict,
     CliqueReplicationStrategy,

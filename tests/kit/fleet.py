@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
-from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.errors import Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Decision

@@ -19,7 +19,7 @@ from tests.kit.managers import (
     wait_for,
 )
 
-from skerry.runtime.checkpointing.log_position import LogPosition, is_due
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition, is_due
 from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys

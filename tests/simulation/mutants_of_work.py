@@ -20,7 +20,7 @@ from skerry.runtime.log.records import digest_of
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
-from skerry.runtime.tensors import recompute_averages, reduce_scatter, reduced_unit
+from skerry.runtime.tensors import find_wrong_reduced_units, reduce_scatter, reduced_unit
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.tensors.reduced_unit import UnitName
 from skerry.runtime.training.catch_up_with_log import LogFollower
@@ -36,7 +36,7 @@ from skerry.runtime.training.work_counter import WorkCounter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 
 # averaging.py, and the codec below it.
 
@@ -109,12 +109,12 @@ def _(patch: Patch) -> None:
 
 @mutant("reduce_scatter", "a spot check weighs all contributions alike")
 def _(patch: Patch) -> None:
-    confirmed = recompute_averages.is_confirmed
+    confirmed = find_wrong_reduced_units.is_confirmed
 
     def alike(store: Any, sources: Any, index: Any, sample: Any) -> bool:
         return confirmed(store, [replace(source, weight=1.0) for source in sources], index, sample)
 
-    patch.setattr(recompute_averages, "is_confirmed", alike)
+    patch.setattr(find_wrong_reduced_units, "is_confirmed", alike)
 
 
 @mutant("averager", "contributions are not checked before a proposal")

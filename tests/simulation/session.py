@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Fiber, Process, World
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence

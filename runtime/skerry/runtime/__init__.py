@@ -6,7 +6,7 @@ Each line imports only from the lines below it:
     container       starts the training command in a container and reports how it ended
     integrations    callbacks for training frameworks
     replica         sets up a run for a training script; replica_number_and_share: its part of the data; export: the
-                    trained model of a run as a file; recomputed_averages: the average of a closed round, made again
+                    trained model of a run as a file; recompute_round_average: the average of a closed round, made again
     manager         torchft's Manager over the bucket; allreduce: averages over a fixed set of ranks
     training        one replica's rounds: join, contribute, follow, catch up
     replication     copies of a replica's state at its other ranks

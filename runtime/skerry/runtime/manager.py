@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Work
 
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.log.records import Place, Reduction
     from skerry.runtime.log.run_record import CodecSetting, Run
     from skerry.runtime.protocol.quorum import Grace

@@ -110,7 +110,7 @@ def test_dispute_in_a_receipt_is_reported_without_reading_bodies(run: Path) -> N
 
 
 def test_without_torch_a_finding_reports_what_was_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "skerry.runtime.recomputed_averages", None)
+    monkeypatch.setitem(sys.modules, "skerry.runtime.recompute_round_average", None)
     examination = deep(run)
     assert places(examination) == [("info", "not-recomputed", None, None)]
     assert examination.ok

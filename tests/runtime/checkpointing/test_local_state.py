@@ -20,7 +20,7 @@ from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.local_state import PrivateState, load_random_states, random_states
-from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Diverged, Invalid, Retryable

@@ -18,7 +18,7 @@ from tests.kit.rounds import NONCE, InlineExecutor, WrittenRun
 from tests.kit.stores import CountingStore, HookedStore, damage
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.checkpointing.roll_up_writer import Look, RollUpSettings, RollUpWriter, due_look
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Retryable, Unauthorized

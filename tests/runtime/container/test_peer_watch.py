@@ -12,7 +12,15 @@ from tests.kit.records import commit
 from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.container.peer_jobs import JobLoss, Leave, PeerJob, PeerJobState, Start, decide, slots_to_look_at
+from skerry.runtime.container.choose_jobs_to_restart import (
+    JobLoss,
+    Leave,
+    PeerJob,
+    PeerJobState,
+    Start,
+    decide,
+    slots_to_look_at,
+)
 from skerry.runtime.container.peer_watch import PeerWatch
 from skerry.runtime.contract import Revival
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized

@@ -22,8 +22,8 @@ from tests.kit.protocol import run_record
 from tests.kit.stores import HookedStore, flip
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
 from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition, RoundFacts
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys

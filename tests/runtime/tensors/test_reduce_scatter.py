@@ -22,8 +22,8 @@ from skerry.runtime.log import keys
 from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.tensors import byte_layout as tensor_layout
 from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, CODECS, Index, TensorSpec
+from skerry.runtime.tensors.find_wrong_reduced_units import is_confirmed, spot_check, wrong_units
 from skerry.runtime.tensors.payload_encoder import encode
-from skerry.runtime.tensors.recompute_averages import is_confirmed, spot_check, wrong_units
 from skerry.runtime.tensors.reduce import average
 from skerry.runtime.tensors.reduce_scatter import MAX_PATIENCE_S, Scatter, reduce_scatter
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Layout
     from skerry.runtime.tensors.byte_layout import Codec
-    from skerry.runtime.tensors.recompute_averages import WrongUnit
+    from skerry.runtime.tensors.find_wrong_reduced_units import WrongUnit
     from skerry.runtime.tensors.reduce import AverageResult
 
 DECISION = "ab" * 32

@@ -12,7 +12,7 @@ from tests.kit.protocol import start_replica
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Fenced
 from skerry.runtime.log import keys

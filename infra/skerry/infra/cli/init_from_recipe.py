@@ -18,7 +18,7 @@ FILES: Final = {
     "lightning": "lightning_trainer.py",
     "torchft": "from_torchft.py",
     "torchtitan": "from_torchtitan.py",
-    "data-loader": "data_loader.py",
+    "data-loader": "resumable_data_loader.py",
     "schedule": "schedule.py",
     "mixed-precision": "mixed_precision.py",
     "tensorboard": "tensorboard_metrics.py",

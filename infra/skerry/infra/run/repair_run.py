@@ -18,13 +18,13 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.log.run_record import Run
-from skerry.runtime.mirrors.mend import Copies, mend
+from skerry.runtime.mirrors.repair_from_copies import Copies, mend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from skerry.infra.observe.doctor.findings import Examination
-    from skerry.runtime.mirrors.mend import Mended, NamedObject
+    from skerry.runtime.mirrors.repair_from_copies import Mended, NamedObject
     from skerry.runtime.store import Store
 
 

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys

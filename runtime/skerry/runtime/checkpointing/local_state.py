@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.log_position import is_due
+from skerry.runtime.checkpointing.replica_position_in_log import is_due
 from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from skerry.runtime.checkpointing.local_copies_interface import NearCopies, NearCopy
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
-from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
 from skerry.runtime.checkpointing.model_from_checkpoint import with_model
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition, RoundFacts, is_due
 from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.checkpointing.warm_start import read_initial_model
 from skerry.runtime.daemon_executors import BackgroundThreads

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.container.peer_jobs import Leave, decide, slots_to_look_at
+from skerry.runtime.container.choose_jobs_to_restart import Leave, decide, slots_to_look_at
 from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs
 from skerry.runtime.container.vertex_peer_jobs import VertexPeerJobs
 from skerry.runtime.errors import Conflict, Invalid
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.runtime.clock import Clock
+    from skerry.runtime.container.choose_jobs_to_restart import PeerJob, PeerJobs
     from skerry.runtime.container.identify_replica import Job, ReplicaSettings
-    from skerry.runtime.container.peer_jobs import PeerJob, PeerJobs
     from skerry.runtime.contract import Revival
     from skerry.runtime.log.log import RunLog
 

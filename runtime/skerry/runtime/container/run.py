@@ -24,7 +24,6 @@ from skerry.runtime.container import hardware
 from skerry.runtime.container.code_archive import fetch
 from skerry.runtime.container.failover_watch import OutOfTimeError, StoreWatch, find_run
 from skerry.runtime.container.identify_replica import ML, detect_job, read_settings, resolve_contract
-from skerry.runtime.container.identity_token import write_token_file
 from skerry.runtime.container.outcome import (
     OUT_OF_TIME,
     ExitDecision,
@@ -39,6 +38,7 @@ from skerry.runtime.container.peer_watch import PeerWatch, watch_peers
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 from skerry.runtime.container.secrets import fetch_secrets
+from skerry.runtime.container.write_identity_token_file import write_token_file
 from skerry.runtime.contract import CODE, FAILOVER, STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.installed_versions import read_software

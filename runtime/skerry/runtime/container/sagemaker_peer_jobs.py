@@ -14,18 +14,18 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.runtime import contract
-from skerry.runtime.container.peer_jobs import JobLoss, PeerJob, PeerJobState
+from skerry.runtime.container.choose_jobs_to_restart import JobLoss, PeerJob, PeerJobState
 from skerry.runtime.contract import may_succeed_again
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
-from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
 from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
+from skerry.runtime.store.credentials.find_aws_keys import keys_of_job
 from skerry.runtime.store.credentials.http import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.container.peer_jobs import Start
+    from skerry.runtime.container.choose_jobs_to_restart import Start
 
 _ARN: Final = re.compile(r"(?P<start>arn:[a-z-]+:sagemaker:(?P<region>[a-z0-9-]+):\d+:training-job/)(?P<name>.+)")
 # The group, the number of the replica in it, a digest of the spec, and the generation.

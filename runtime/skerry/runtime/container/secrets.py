@@ -16,8 +16,8 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
 from skerry.runtime.store.credentials.aws_json_api import call_aws, error_code, kind_of_refusal
+from skerry.runtime.store.credentials.find_aws_keys import keys_of_job
 from skerry.runtime.store.credentials.google_login import login_token_of_job
 from skerry.runtime.store.credentials.google_metadata import metadata_token_of_job
 from skerry.runtime.store.credentials.http import send_request

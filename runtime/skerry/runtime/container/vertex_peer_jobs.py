@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from skerry.runtime import contract
-from skerry.runtime.container.peer_jobs import JobLoss, PeerJob, PeerJobState
+from skerry.runtime.container.choose_jobs_to_restart import JobLoss, PeerJob, PeerJobState
 from skerry.runtime.contract import may_succeed_again
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 from skerry.runtime.store.credentials.google_metadata import metadata_token_of_job
@@ -26,7 +26,7 @@ from skerry.runtime.store.credentials.http import redact, send_request
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.runtime.container.peer_jobs import Start
+    from skerry.runtime.container.choose_jobs_to_restart import Start
 
 _RUN_LABEL: Final = "skerry-run"
 _GENERATION_LABEL: Final = "skerry-generation"

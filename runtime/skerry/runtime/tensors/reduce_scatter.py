@@ -20,7 +20,7 @@ from skerry.runtime.errors import Corrupt
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.parallel import BackgroundRequests, RequestWindow
 from skerry.runtime.structured_logging import emit
-from skerry.runtime.tensors.recompute_averages import sample_of
+from skerry.runtime.tensors.find_wrong_reduced_units import sample_of
 from skerry.runtime.tensors.reduce import AverageResult, Reducer
 from skerry.runtime.tensors.reduced_unit import UnitName, seal, unseal
 

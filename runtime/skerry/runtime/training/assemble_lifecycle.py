@@ -8,8 +8,8 @@ from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.tensors.error_feedback import STATE
 from skerry.runtime.training.catch_up_with_log import LogFollower
+from skerry.runtime.training.contribute_during_evaluation import Evaluations
 from skerry.runtime.training.early_round_end_check import StragglerMonitor
-from skerry.runtime.training.evaluation_timing import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.resumable_round_store import PartialRoundStore
 from skerry.runtime.training.round_runner import RoundRunner

@@ -11,7 +11,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.checkpointing.roll_up_writer import RollUpWriter
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.log.log import RunLog
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from skerry.runtime.checkpointing.local_state import PrivateState
-    from skerry.runtime.checkpointing.log_position import RoundFacts
     from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
+    from skerry.runtime.checkpointing.replica_position_in_log import RoundFacts
     from skerry.runtime.log.records import Scope
     from skerry.runtime.training.current_round import CurrentRound
     from skerry.runtime.training.open_session import Session

@@ -24,8 +24,8 @@ from skerry.runtime.tensors.contribution_readability import (
     find_fault_without_index,
 )
 from skerry.runtime.tensors.error_feedback import ErrorFeedback
+from skerry.runtime.tensors.find_wrong_reduced_units import spot_check
 from skerry.runtime.tensors.prefetch import Prefetch
-from skerry.runtime.tensors.recompute_averages import spot_check
 from skerry.runtime.tensors.reduce import Source, average
 from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
 from skerry.runtime.tensors.sum_by_pieces import Workspace

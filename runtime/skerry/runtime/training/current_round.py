@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.store.retrying import Usage
     from skerry.runtime.tensors.tensors_sent_together import TensorBatch

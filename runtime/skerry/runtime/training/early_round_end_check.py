@@ -18,7 +18,7 @@ from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy, Evaluation
 
 if TYPE_CHECKING:
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.training.current_round import CurrentRound
     from skerry.runtime.training.open_session import Session
 

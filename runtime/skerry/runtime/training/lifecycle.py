@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.log.records import Phase, Scope
     from skerry.runtime.tensors.byte_layout import Op
     from skerry.runtime.training.catch_up_with_log import LogFollower
+    from skerry.runtime.training.contribute_during_evaluation import Evaluations
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_round_end_check import StragglerMonitor
-    from skerry.runtime.training.evaluation_timing import Evaluations
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.round_runner import RoundRunner
 

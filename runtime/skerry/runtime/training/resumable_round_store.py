@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.local_copies_interface import NearCopies
-    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence

@@ -11,7 +11,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
+from skerry.runtime.checkpointing.replica_position_in_log import LogPosition, RoundFacts
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Moved, Retryable, RunFinished, Unauthorized
 from skerry.runtime.log.summarize_round import EXPOSED
 from skerry.runtime.protocol.exchange_view import ExchangeId

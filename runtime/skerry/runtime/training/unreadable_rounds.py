@@ -16,15 +16,15 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Fenced, Invalid, Moved, Retryable, SkerryError
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.mirrors.mend import Copies, RoundMender
+from skerry.runtime.mirrors.repair_from_copies import Copies, RoundMender
 from skerry.runtime.store.retrying import apart
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
+    from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
     from skerry.runtime.log.records import Heartbeat
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Store

@@ -20,7 +20,7 @@ from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.infra.targets.sagemaker import job_views
-from skerry.runtime.container.peer_jobs import Start, decide
+from skerry.runtime.container.choose_jobs_to_restart import Start, decide
 from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs, may_help
 from skerry.runtime.contract import Revival
 from skerry.runtime.errors import Conflict
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.infra.targets.runs import SageMakerRun
 
-    from skerry.runtime.container.peer_jobs import PeerJob
+    from skerry.runtime.container.choose_jobs_to_restart import PeerJob
     from skerry.testing.calls import Call
 
 pytestmark = pytest.mark.usefixtures("quick")

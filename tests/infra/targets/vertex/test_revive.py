@@ -13,7 +13,7 @@ from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.infra.targets.vertex import job_views
-from skerry.runtime.container.peer_jobs import Leave, Start, decide
+from skerry.runtime.container.choose_jobs_to_restart import Leave, Start, decide
 from skerry.runtime.container.vertex_peer_jobs import VertexPeerJobs, may_help
 from skerry.runtime.contract import Revival
 from skerry.runtime.errors import Unauthorized
@@ -21,7 +21,7 @@ from skerry.runtime.errors import Unauthorized
 if TYPE_CHECKING:
     from tests.infra.targets.runs import VertexRun
 
-    from skerry.runtime.container.peer_jobs import Decision, PeerJob
+    from skerry.runtime.container.choose_jobs_to_restart import Decision, PeerJob
 
 pytestmark = pytest.mark.usefixtures("quick")
 REVIVAL: Final = Revival(after_s=1.0, limit=9, window_s=None)

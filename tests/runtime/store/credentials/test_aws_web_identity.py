@@ -10,7 +10,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Unauthorized
 from skerry.runtime.store import open_store
-from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
+from skerry.runtime.store.credentials.find_aws_keys import keys_of_job
 from skerry.testing.token_issuer import TokenIssuer
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def check_averages(store: Store, log: RunRecords) -> Iterator[Finding]:
     if not exchanges:
         return
     try:
-        from skerry.runtime.recomputed_averages import recompute  # noqa: PLC0415  the operator's machine has no torch
+        from skerry.runtime.recompute_round_average import recompute  # noqa: PLC0415  the operator's machine has no torch
     except ImportError as error:
         text = f"the averages of {len(exchanges)} exchanges were not recomputed: it needs torch ({error})"
         yield finding("not-recomputed", exchanges[0][0].key, text, severity="info")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from skerry.infra.observe.doctor.check_chain import references
 from skerry.infra.observe.doctor.check_stored_objects import contributions_by_severity
 from skerry.runtime.log import keys
-from skerry.runtime.mirrors.mend import NamedObject
+from skerry.runtime.mirrors.repair_from_copies import NamedObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

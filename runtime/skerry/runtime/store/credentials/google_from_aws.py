@@ -21,10 +21,10 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import GOOGLE_AUDIENCE
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.aws_container import container_credentials
-from skerry.runtime.store.credentials.aws_job_keys import keys_of_job
 from skerry.runtime.store.credentials.aws_signature import aws_endpoint
 from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response
 from skerry.runtime.store.credentials.cache import CredentialCache, TemporaryCredentials
+from skerry.runtime.store.credentials.find_aws_keys import keys_of_job
 from skerry.runtime.store.credentials.http import (
     google_auth_transport,
     google_error_text,

@@ -21,8 +21,8 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Contribution, digest_of
 from skerry.runtime.log.run_record import MirrorSettings
-from skerry.runtime.mirrors.mend import Copies, NamedObject, RoundMender, mend
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
+from skerry.runtime.mirrors.repair_from_copies import Copies, NamedObject, RoundMender, mend
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 

@@ -10,7 +10,7 @@ from tests.kit.stores import flip
 
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
-from skerry.runtime.mirrors.mend import Copies, RoundMender
+from skerry.runtime.mirrors.repair_from_copies import Copies, RoundMender
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.log import keys
 from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.tensors.find_wrong_reduced_units import wrong_units
 from skerry.runtime.tensors.payload_format import index_from_headers
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload
-from skerry.runtime.tensors.recompute_averages import wrong_units
 from skerry.runtime.tensors.reduce import Source
 from skerry.runtime.tensors.reduced_unit import UnitName
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Contribution, Decision
     from skerry.runtime.store import Store
     from skerry.runtime.tensors.byte_layout import Index
-    from skerry.runtime.tensors.recompute_averages import WrongUnit
+    from skerry.runtime.tensors.find_wrong_reduced_units import WrongUnit
 
 
 def recompute(

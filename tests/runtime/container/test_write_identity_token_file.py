@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skerry.runtime import contract
-from skerry.runtime.container.identity_token import TOKEN_FILE, write_token_file
+from skerry.runtime.container.write_identity_token_file import TOKEN_FILE, write_token_file
 from skerry.runtime.errors import Invalid
 
 
