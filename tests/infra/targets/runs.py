@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.infra.deploy import account
 from tests.infra.deploy.account import DIGEST, IMAGE, Operator, write_run
 
 from skerry.infra.deploy import deployment_jobs
+from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import read_state
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.state import StatePhase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,3 +256,13 @@ def delete_state(operator: Operator) -> None:
     for entry in list(store.list("state/")):
         store.delete(entry.key)
     assert read_state(operator.deployment()) is None
+
+
+def begin_deletions(operator: Operator) -> None:
+    """Leave the state as a destroy does that is killed before its first call."""
+    deployment, state = operator.deployment(), read_state(operator.deployment())
+    assert state is not None
+    with deployment.open_state().hold(this_process("destroy", deployment.clock), state, deployment.run) as hold:
+        for entry in state.entries:
+            if entry.record.life is not Life.DATA:
+                hold.note(entry.id, replace(entry, phase=StatePhase.DELETING))

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.crashes import Mortality, call_name, kill_in_turn, mortality_on_aws
 from tests.infra.kit import Killed
-from tests.infra.targets.runs import BatchRun, HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import (
+    BatchRun,
+    HfJobsRun,
+    KubernetesRun,
+    ModalRun,
+    SageMakerRun,
+    TargetRun,
+    VertexRun,
+    begin_deletions,
+)
 
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.targets.hf_jobs.hub import Hub
@@ -147,6 +156,26 @@ def test_next_command_finishes_one_that_was_killed(run: TargetRun, monkeypatch: 
     assert run.sandbox.inventory() == {}
     _, *least = SIZES[type(run)]
     assert (created >= least[0], deleted >= least[1]) == (True, True), (created, deleted)
+
+
+@pytest.mark.parametrize("run", SIZES, indirect=True, ids=lambda kind: kind.KIND)
+def test_apply_after_a_destroy_that_was_killed_starts_every_job(run: TargetRun) -> None:
+    """What others know by its name, such as an account or an App, is not deleted after the jobs have started."""
+
+    def counts() -> dict[str, int]:
+        return {kind: len(names) for kind, names in run.sandbox.inventory().items() if kind != "job definition"}
+
+    operator = start(run)
+    assert operator.apply().ok
+    whole = counts()
+    begin_deletions(operator)
+    outcome = operator.apply()
+    assert outcome.ok, outcome.failed
+    assert counts() == whole
+    assert operator.plan().plan.empty
+    removed = operator.destroy()
+    assert removed.ok, (removed.left, removed.outcome.failed)
+    assert run.sandbox.inventory() == {}
 
 
 def test_next_apply_finishes_a_replacement_that_was_killed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.targets.runs import BatchRun, SageMakerRun, VertexRun, delete_state
+from tests.infra.targets.runs import BatchRun, SageMakerRun, VertexRun, begin_deletions, delete_state
 
 from skerry.testing.both_clouds import Clouds
 
@@ -65,6 +65,21 @@ def test_run_on_sagemaker_with_its_store_in_cloud_storage(clouds: Clouds, sagema
     assert len(clouds.aws.inventory()["role"]) == 1
     environment = clouds.aws.client("sagemaker").describe_training_job(TrainingJobName=name)["Environment"]
     assert environment["SKERRY_GOOGLE_AUDIENCE"].startswith("//iam.googleapis.com/projects/")
+    assert operator.plan().plan.empty
+    assert operator.destroy().ok
+    assert (clouds.google.inventory(), clouds.aws.inventory()) == ({}, {})
+
+
+def test_pool_of_a_destroy_that_was_killed_admits_jobs_again(clouds: Clouds, sagemaker_run: SageMakerRun) -> None:
+    sagemaker_run.environment = {**clouds.environment, "CLOUDSDK_COMPUTE_REGION": "us-central1"}
+    operator = sagemaker_run.operator(count=1, options=ARTIFACTS, store="gs://acme-skerry/runs")
+    assert operator.apply().ok
+    (pool,) = clouds.google.inventory()["identity pool"]
+    begin_deletions(operator)
+    outcome = operator.apply()
+    assert outcome.ok, outcome.failed
+    assert clouds.google.inventory()["identity pool"] == (pool,)
+    assert all(name.startswith(f"{pool}/") for name in clouds.google.inventory()["identity provider"])
     assert operator.plan().plan.empty
     assert operator.destroy().ok
     assert (clouds.google.inventory(), clouds.aws.inventory()) == ({}, {})

@@ -89,6 +89,9 @@ class Resource:
 
     So no resource may reference it.
     """
+    SINGLE: ClassVar[bool] = False
+    """Others know it by its name alone, which all generations have. So there is one generation in a region at a time:
+    an interrupted deletion is taken back, and it is not replaced."""
     OF_KIND: ClassVar[dict[str, type[Resource]]] = {}
     """Every subclass by its kind: a record in the state has only the kind."""
 

@@ -41,7 +41,8 @@ class Desired:
     @property
     def name(self) -> str:
         """The physical name in the cloud."""
-        return self.resource.name if self.resource.brought else generation_name(self.resource.name, self.generation)
+        fixed = self.resource.brought or self.resource.SINGLE
+        return self.resource.name if fixed else generation_name(self.resource.name, self.generation)
 
     @property
     def tags(self) -> dict[str, str]:

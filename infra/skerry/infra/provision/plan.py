@@ -58,7 +58,7 @@ def plan(
             raise Invalid(f"--replace {address} is outside of the targets; add --target {address}")
         if resource is None:
             raise Invalid(f"the spec has no resource {address}; run `skerry plan` to list them")
-        if resource.brought or resource.LIFE in (Life.DATA, Life.SHARED):
+        if resource.brought or resource.SINGLE or resource.LIFE in (Life.DATA, Life.SHARED):
             raise Invalid(f"{address} is never replaced: it holds data, or others use it; leave out --replace")
     mine = {key: entry for key, entry in entries.items() if whole is None or graph.get(key.address) is not None}
     users: dict[str, set[str]] = {}
@@ -186,7 +186,7 @@ def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[
     """The current generation and its entry: the newest one that is not being deleted.
 
     After an interrupted deletion, and if the newest has another name or region, it is the next one, without an entry.
-    Data and shared resources have only one generation, which is used again.
+    Data, shared and single resources have only one generation, which is used again.
     """
     generations = known.get(resource.address)
     if not generations:
@@ -197,7 +197,7 @@ def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[
         number = newest.record.generation
         name = Desired(resource=resource, generation=number, run="", settings={}).name
         renamed = (newest.record.name, newest.record.region) != (name, resource.region)
-        if renamed or (newest.phase is StatePhase.DELETING and not resource.brought):
+        if renamed or (newest.phase is StatePhase.DELETING and not (resource.brought or resource.SINGLE)):
             return number + 1, None
     return newest.record.generation, newest
 
@@ -301,7 +301,8 @@ class _Planner:
                 return _change(Action.KEEP, resource, generation, because="done")
             because = CANCELLED if entry.stopped else "the cloud has no record of it"
             return self._create(resource, generation + 1, Action.REPLACE, because)
-        existed = entry is not None and entry.phase is not StatePhase.CREATING and not entry.record.brought
+        changing = (StatePhase.CREATING, StatePhase.DELETING)
+        existed = entry is not None and entry.phase not in changing and not entry.record.brought
         because = DELETED_OUTSIDE if existed else ""
         return self._create(resource, generation, Action.CREATE, because)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.secret_bindings import SecretBinding
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import OidcProvider, oidc_provider_body
+from skerry.infra.deploy.plan_and_apply import make_plan
 from skerry.infra.provision.graph import Graph
 from skerry.infra.spec.inputs import Inputs
 from skerry.infra.spec_and_store_errors import SpecInvalid
@@ -215,6 +217,27 @@ def test_run_without_a_secret_makes_a_role_for_each_replica(
     assert operator.apply().ok
     assert len(kubernetes_place.inventory()["role"]) == 2
     assert not any(change.acts for change in operator.plan().plan.changes)
+    assert operator.destroy().ok
+    assert kubernetes_place.inventory() == {}
+
+
+@pytest.mark.usefixtures("quick")
+def test_replicas_keep_their_accounts_in_another_namespace(kubernetes_place: ClusterAndAccount, tmp_path: Path) -> None:
+    operator = KubernetesRun(tmp_path, kubernetes_place).operator(options="keyless")
+    assert operator.apply().ok
+    operator.path.write_text(operator.path.read_text().replace("namespace: train", "namespace: other"))
+    kubernetes_place.cluster.add("namespaces", {"metadata": {"name": "other"}}, "")
+    assert operator.apply().ok
+    cluster = kubernetes_place.cluster
+    accounts = {row["metadata"]["name"] for row in cluster.objects.list("serviceaccounts", "other")}
+    pods = [row["spec"]["serviceAccountName"] for row in cluster.objects.list("pods", "other")]
+    assert (len(pods), set(pods)) == (2, accounts)
+    roles = kubernetes_place.account.client("iam").list_roles(PathPrefix="/skerry/")["Roles"]
+    trusted = re.findall(r"system:serviceaccount:other:([\w-]+)", str(roles))
+    assert sorted(trusted) == sorted(accounts)
+    assert operator.plan().plan.empty
+    with pytest.raises(Invalid, match=r"kubernetes_service_account\.a-0 is never replaced"):
+        make_plan(operator.deployment(), to_replace=["kubernetes_service_account.a-0"])
     assert operator.destroy().ok
     assert kubernetes_place.inventory() == {}
 

@@ -58,6 +58,7 @@ class Pool(Resource):
     """
 
     KIND: ClassVar[str] = "google_pool"
+    SINGLE: ClassVar[bool] = True
 
     enabled: bool = True
 

@@ -19,6 +19,7 @@ class ServiceAccount(Resource):
     """The identity of one replica, which has no rights in the cluster. Outputs: uid."""
 
     KIND: ClassVar[str] = "kubernetes_service_account"
+    SINGLE: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

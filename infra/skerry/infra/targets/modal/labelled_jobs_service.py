@@ -122,7 +122,7 @@ class Apps:
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
-        app = self._workspace.app(desired.resource.name, desired.resource.region, create=True)
+        app = self._workspace.app(desired.name, desired.resource.region, create=True)
         return {"id": str(app.app_id)}
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
@@ -145,7 +145,7 @@ class Apps:
 
     def _read(self, desired: Desired) -> Observed | None:
         try:
-            app = self._workspace.app(desired.resource.name, desired.resource.region)
+            app = self._workspace.app(desired.name, desired.resource.region)
         except Absent:
             return None
         return Observed(

@@ -19,6 +19,7 @@ class App(Resource):
     """The App of a run, which holds its sandboxes. Outputs: id."""
 
     KIND: ClassVar[str] = "modal_app"
+    SINGLE: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
