@@ -51,7 +51,8 @@ class Forger:
         """Decides an exchange; without members for its own contribution alone. Returns the digest."""
         offered = contribution(self.slot, run=self.run, round=number, exchange=exchange, base=base, index=self.index)
         own = self._create(keys.contribution(number, exchange, self.slot), offered)
-        shares = [Share(slot=slot, contribution=own, weight=1.0) for slot in members or (self.slot,)]
+        # A name that no slot can have is no Share, but it can be stored.
+        shares = [Share.model_construct(slot=slot, contribution=own, weight=1.0) for slot in members or (self.slot,)]
         return self._decide(number, exchange, base, shares)
 
     def decide_for_all(self, number: int, **changes: object) -> str:

@@ -75,6 +75,10 @@ STOPS: dict[str, tuple[Callable[[Forger], object], str]] = {
         lambda forger: forger.decide(CLOSED, forger.base(CLOSED), "m", "m"),
         "too few members",
     ),
+    "decision that lists names of no slot": (
+        lambda forger: forger.decide(CLOSED, forger.base(CLOSED), "a/b", ".."),
+        "does not parse",
+    ),
     "decision that does not parse": (lambda forger: forger.store.create(keys.decision(CLOSED, 0), b"{}"), "parse"),
     "decision with contributions that it has not": (
         lambda forger: forger.decide(CLOSED, forger.base(CLOSED), "a", "b"),

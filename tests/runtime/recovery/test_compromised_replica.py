@@ -50,6 +50,15 @@ def test_commit_of_a_round_to_come_is_ignored_and_reported_once(
     assert "--quarantine" in reports[0]["next"]
 
 
+def test_commit_to_come_with_names_of_no_slot_is_ignored() -> None:
+    store = MemoryStore()
+    islands = train_pair(store)
+    Forger(store).close(CLOSED + 2, UNKNOWN, "a/b", "..")
+    together([lambda island=island: island.train(CLOSED + 2, close=False) for island in islands])
+    assert {island.manager.current_step() for island in islands} == {CLOSED + 2}
+    assert_same_parameters(islands)
+
+
 @pytest.mark.parametrize(
     "attack",
     [

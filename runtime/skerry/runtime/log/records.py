@@ -22,8 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from skerry.runtime.contract import PLACE
+from skerry.runtime.contract import PLACE, SLOT_PATTERN
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+# Any replica may store a record: what names another one by these has a key, or does not parse.
+Slot = Annotated[str, Field(pattern=rf"^{SLOT_PATTERN}$")]
+Incarnation = Annotated[int, Field(ge=0, le=keys.MAX_INCARNATION)]
 Version = Annotated[str, Field(min_length=1, max_length=VERSION_CHARACTERS)]
 Uri = Annotated[str, Field(min_length=1, max_length=2048)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -173,8 +177,8 @@ class Member(Extended):
     """
 
     run: Nonce
-    slot: Name
-    incarnation: Count
+    slot: Slot
+    incarnation: Incarnation
     nonce: Nonce
     host: str
     process: Count
@@ -212,8 +216,8 @@ class Heartbeat(Extended):
     """
 
     run: Nonce
-    slot: Name
-    incarnation: Count
+    slot: Slot
+    incarnation: Incarnation
     sequence: Count
     round: Count
     inner_step: Count
@@ -318,8 +322,8 @@ class Contribution(Extended):
     run: Nonce
     round: Count
     exchange: Count
-    slot: Name
-    incarnation: Count
+    slot: Slot
+    incarnation: Incarnation
     base: Sha256
     index: Xxh128
     parts: tuple[Part, ...]
@@ -355,7 +359,7 @@ class Contribution(Extended):
 class Share(Record):
     """One member of a decision: a slot's contribution (by the digest of its record) and its weight."""
 
-    slot: Name
+    slot: Slot
     contribution: Sha256
     weight: Weight
 
@@ -415,7 +419,7 @@ class Commit(Extended):
 
     run: Nonce
     round: Count
-    exchanges: tuple[Sha256, ...]
+    exchanges: Annotated[tuple[Sha256, ...], Field(max_length=keys.MAX_EXCHANGE + 1)]
     participants: Count
     work: Work = 0.0
     previous: Sha256
@@ -435,8 +439,8 @@ class Receipt(Extended):
 
     run: Nonce
     round: Count
-    slot: Name
-    incarnation: Count
+    slot: Slot
+    incarnation: Incarnation
     commit: Sha256
     averages: tuple[Xxh128, ...]
     state: Xxh128 | None
@@ -512,8 +516,8 @@ class Outcome(Extended):
     """
 
     run: Nonce
-    slot: Name
-    incarnation: Count
+    slot: Slot
+    incarnation: Incarnation
     status: Literal["done", "retry", "failed", "stopped"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
     reason: str

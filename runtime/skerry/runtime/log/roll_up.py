@@ -272,8 +272,8 @@ def _check_columns(roll_up: RollUp) -> None:
     single = [getattr(replicas, name) for name in ReplicaColumns.model_fields if name not in {"seconds", "metrics"}]
     if any(len(column) != rows for column in (*single, *replicas.seconds.values(), *replicas.metrics.values())):
         raise ValueError(f"columns do not match the replicas of the rounds: replicas={rows}")
-    if any(start.run != roll_up.run or start.incarnation > keys.MAX_INCARNATION for start in roll_up.starts or ()):
-        raise ValueError("a start is of another run, or has no key")
+    if any(start.run != roll_up.run for start in roll_up.starts or ()):
+        raise ValueError("a start is of another run")
     if list(roll_up.slots) != sorted(set(roll_up.slots), key=keys.slot_order):
         raise ValueError("slots are not in slot order")
     start = 0
