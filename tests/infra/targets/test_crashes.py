@@ -160,7 +160,7 @@ def test_next_command_finishes_one_that_was_killed(run: TargetRun, monkeypatch: 
 
 @pytest.mark.parametrize("run", SIZES, indirect=True, ids=lambda kind: kind.KIND)
 def test_apply_after_a_destroy_that_was_killed_starts_every_job(run: TargetRun) -> None:
-    """What others know by its name, such as an account or an App, is not deleted after the jobs have started."""
+    """An account or an App, which others know by its name, is not deleted after the jobs have started."""
 
     def counts() -> dict[str, int]:
         return {kind: len(names) for kind, names in run.sandbox.inventory().items() if kind != "job definition"}
