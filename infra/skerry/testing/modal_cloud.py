@@ -335,8 +335,8 @@ class ModalSandbox(CloudSandbox):
     """Modal for tests. A context manager; everything created in it is gone afterwards.
 
     containers: sandboxes run in Docker. processes: they are replicas that run as processes. Otherwise a test drives
-    them through `jobs`, by their ids. network: of the containers. keys: entries of the Secret `store-keys`. While it
-    is open, MODAL_SERVER_URL of this process leads to it, because the SDK reads that from nowhere else. One at a time.
+    them through `jobs`, by their ids. network: of the containers. keys: entries of the Secret `store-keys`. A process
+    is led to it by `environment` alone, because the SDK reads the address from nowhere else. One at a time.
     """
 
     def __init__(
@@ -371,8 +371,6 @@ class ModalSandbox(CloudSandbox):
             "MODAL_CONFIG_PATH": os.devnull,
         }
         """Variables that make skerry and the SDK use this sandbox."""
-        self._before = {name: os.environ.get(name) for name in self.environment}
-        os.environ.update(self.environment)
 
     def inventory(self) -> dict[str, tuple[str, ...]]:
         """The names of the Apps, and of the sandboxes that wait or run; empty without any."""
@@ -397,11 +395,6 @@ class ModalSandbox(CloudSandbox):
 
     def _stop(self) -> None:
         self.jobs.close()
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()

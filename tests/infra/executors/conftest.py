@@ -90,6 +90,8 @@ def modal_cloud() -> Iterator[ModalSandbox]:
 
 
 @pytest.fixture
-def modal(modal_cloud: ModalSandbox) -> ModalSandbox:
+def modal(modal_cloud: ModalSandbox, monkeypatch: pytest.MonkeyPatch) -> ModalSandbox:
     modal_cloud.reset()
+    for name, value in modal_cloud.environment.items():
+        monkeypatch.setenv(name, value)
     return modal_cloud
