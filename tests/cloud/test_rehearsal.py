@@ -197,10 +197,12 @@ def test_ladder_stops_at_a_surprise_and_goes_on_until_ctrl_c(
     assert invoke(*shlex.split(command)[1:]).exit_code == 0
     shutil.rmtree(folder)
     clouds.aws.calls.clear()
+    clouds.aws.fail(how="throttle", on="s3:CreateBucket", times=None)
     with climbing(only_aws, tmp_path, "--from", "stores-aws") as (process, ended):
-        # In the middle of an apply, which catches the signal and ends well.
+        # In the middle of an apply, which catches the signal and ends well. It cannot end before.
         until(lambda: any(call.name == "s3:CreateBucket" for call in clouds.aws.calls))
         process.send_signal(signal.SIGINT)
+        clouds.aws.heal()
         response = ended()
     assert response.returncode == ladder.INTERRUPTED, response.stdout[-8000:]
     assert "interrupted in rung stores-aws; nothing is left" in response.stdout

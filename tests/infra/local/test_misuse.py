@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from contextlib import suppress
@@ -15,6 +16,7 @@ from tests.support.command_line import invoke
 from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.history import read_history
 from skerry.runtime.store import open_store
+from skerry.runtime.structured_logging import level_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -154,10 +156,14 @@ def test_replica_with_another_shape_fails_and_asks_for_the_model(tmp_path: Path)
 
 @pytest.mark.slow
 def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
-    assert " INFO joined" in invoke("logs", ended.spec, "--replica", "a-0", "-v").output
-    assert invoke("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
     uri = (ended.spec.parent / "store/test-run").as_uri()
-    assert invoke("logs", uri, "--replica", "a-0").output == "[a-0] a-0 is done\n"
+    for run in (ended.spec, uri):
+        lines = invoke("logs", run, "--replica", "a-0", "-v").output.splitlines()
+        assert any(" INFO joined" in line for line in lines), lines
+        # On a slow machine there are warnings, too, of a store that is late.
+        shown = [line for line in lines if level_of(line.removeprefix("[a-0] ")) != logging.INFO]
+        assert "[a-0] a-0 is done" in shown
+        assert invoke("logs", run, "--replica", "a-0").output.splitlines() == shown
 
 
 def two_folders(tmp_path: Path, *behaviour: str, code: Path = STANDIN) -> tuple[list[Path], list[str]]:

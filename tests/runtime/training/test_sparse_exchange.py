@@ -25,6 +25,10 @@ def left_of(island: Island) -> list[torch.Tensor]:
     ]
 
 
+def wait_until_left_is_saved(island: Island) -> None:
+    wait_for(lambda: not island.manager.lifecycle.log_follower.private.is_saving)
+
+
 def sparse_islands(store: MemoryStore, *slots: str) -> list[Island]:
     return islands_of(store, slots, fragments=2, features=80, lr=1e-3, codec="sparse", minimum=len(slots))
 
@@ -33,6 +37,10 @@ def test_stopped_replica_resumes_with_what_it_had_left() -> None:
     store = MemoryStore()
     begin_run(store, ["a", "b"], minimum=2)
     islands = sparse_islands(store, "a", "b")
+    train_all(islands, rounds=3, close=False)
+    for island in islands:
+        island.join()
+        wait_until_left_is_saved(island)  # while it is being written, the next one is skipped
     train_all(islands, rounds=4)
     before = [left_of(island) for island in islands]
     assert all(len(tensors) == 2 and all(tensor.any() for tensor in tensors) for tensors in before)
@@ -53,7 +61,7 @@ def test_replica_without_its_saved_state_begins_without_feedback() -> None:
     begin_run(store, ["a"], minimum=1)
     [island] = sparse_islands(store, "a")
     island.train(4)
-    wait_for(lambda: not island.manager.lifecycle.log_follower.private.is_saving)
+    wait_until_left_is_saved(island)
     for entry in list(store.list("private/")):
         store.delete(entry.key)
     [restarted] = sparse_islands(store, "a")
