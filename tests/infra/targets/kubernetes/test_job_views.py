@@ -221,6 +221,16 @@ def test_views_of_many_jobs_cost_two_listings(cluster: Cluster, sandbox: Kuberne
     assert [call.operation for call in sandbox.calls] == ["list jobs", "list pods"]
 
 
+@pytest.mark.parametrize("between", ["\r", "\r\x1b[K", "\f", "\x85", "\u2028"])
+def test_line_of_a_log_ends_at_its_newline_only(
+    cluster: Cluster, sandbox: KubernetesSandbox, scene: Scene, between: str
+) -> None:
+    for text in (f"10%{between}20%", "next"):
+        sandbox.jobs.write(scene.names[0], text)
+    first, second = lines(cluster, scene.records[0], None)
+    assert (first.text, second.text) == (f"10%{between}20%", "next")
+
+
 def test_log_lines_of_all_attempts_continue_after_a_cursor(
     cluster: Cluster, sandbox: KubernetesSandbox, scene: Scene
 ) -> None:

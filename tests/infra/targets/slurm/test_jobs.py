@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -179,9 +181,26 @@ def test_login_runs_the_quoted_line_through_ssh() -> None:
     assert calls[0][-1] == """sh -c 'cd && export LC_ALL=C && echo "$1"' sh 'it'"'"'s $(date)'"""
 
 
+@pytest.mark.parametrize(
+    "text", [b"10%\r20%\r\n", b"10%\f20%\n", b"10% \xe2\x80\xa8 20%\n", b"\xff\xfe\n", b"\r\n\r\n"]
+)
+def test_log_continues_at_the_byte_where_it_ended(desired: Desired, tmp_path: Path, text: bytes) -> None:
+    target = {**known(desired).settings, "folder": str(tmp_path)}
+    record = replace(known(desired), settings=target).to_record(known(desired).outputs)
+    log = tmp_path / f"{record.name}.log"
+    log.write_bytes(text)
+    cluster = Cluster(SystemClock(), dict(os.environ))
+    before = list(job_views.lines(cluster, record, None))
+    assert before[-1].cursor == str(len(text))
+    log.write_bytes(text + b"last\n")
+    (last,) = job_views.lines(cluster, record, before[-1].cursor)
+    assert last.text == "last"
+
+
 def test_log_continues_after_its_cursor_with_whole_lines_only(desired: Desired) -> None:
     record = known(desired).to_record(known(desired).outputs)
-    recorded = Recorded(tail="1795794317\nstep 1\nstep ü\nste")
+    written = base64.b64encode("step 1\nstep ü\nste".encode()).decode()
+    recorded = Recorded(tail=f"1795794317\n{written}\n")
     first, second = job_views.lines(recorded.cluster, record, None)
     assert [(line.text, line.cursor, line.at_s) for line in (first, second)] == [
         ("step 1", "7", 1795794317.0),

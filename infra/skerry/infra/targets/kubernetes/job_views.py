@@ -143,7 +143,7 @@ def _log(cluster: Cluster, namespace: str, pod: str, cursor: str | None) -> Iter
         text = cluster.text(f"{core_path(namespace, 'pods', pod)}/log", query)
     except Invalid:
         return
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):  # a line may have other breaks, such as those of a progress bar
         at, _, rest = line.partition(" ")
         # Nanoseconds come without their last zeros.
         time = f"{at.removesuffix('Z').partition('.')[0]}.{at.removesuffix('Z').partition('.')[2]:0<9}Z"

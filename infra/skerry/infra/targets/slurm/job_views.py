@@ -7,6 +7,7 @@ Sources: squeue(1), "JOB REASON CODES" and "JOB STATE CODES"; the contract's exi
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -90,8 +91,8 @@ _EXIT_CODES: Final = {
     137: "killed, often because memory was short",
 }
 _NO_PROGRAM: Final = (126, 127)
-# From $2 on, so that a long log is not sent again; its first line is the time of the last write.
-_TAIL: Final = 'stat -c %Y -- "$1" && exec tail -c "+$2" -- "$1"'
+# From $2 on, so that a long log is not sent again; its first line is the time of the last write. The bytes as they are.
+_TAIL: Final = 'stat -c %Y -- "$1" && tail -c "+$2" -- "$1" | base64'
 
 
 def views(cluster_of: Callable[[str], Cluster], state_records: Sequence[StateRecord]) -> list[JobView]:
@@ -144,11 +145,10 @@ def lines(cluster: Cluster, state_record: StateRecord, cursor: str | None) -> It
         if "No such file" in str(error):  # it has not run yet
             return
         raise
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):  # still being written
-            return
-        offset += len(line.encode(errors="replace"))
-        yield LogLine(slot=slot_of(state_record), at_s=float(written), text=line.rstrip("\r\n"), cursor=str(offset))
+    for line in base64.b64decode(text).split(b"\n")[:-1]:  # the last one is still being written
+        offset += len(line) + 1
+        shown = line.decode(errors="replace").rstrip("\r")
+        yield LogLine(slot=slot_of(state_record), at_s=float(written), text=shown, cursor=str(offset))
 
 
 def _why(row: Row) -> str:
