@@ -163,6 +163,28 @@ def test_change_is_timed_when_it_was_read(clock: FakeClock) -> None:
     assert HeartbeatMonitor(log, clock, "a").refresh()["b"].changed_at == clock.now()
 
 
+def test_refreshes_of_two_threads_keep_the_newest_heartbeat(clock: FakeClock) -> None:
+    """The one that ends last may have begun first: of a slot that it does not read, it knows an older one."""
+
+    def refresh_meanwhile(verb: str, key: str) -> None:
+        if (verb, key) == ("read", keys.heartbeat("c")) and others:
+            others.pop()()
+
+    log = RunLog(HookedStore(refresh_meanwhile), run_record(clock))
+    others: list[Callable[[], object]] = []
+    monitor, b, c, d = HeartbeatMonitor(log, clock, "a"), *(Presence(log, clock, slot, 1.0) for slot in "bcd")
+    b.beat()
+    c.beat()
+    monitor.refresh()
+    clock.advance(60.0)
+    b.beat()
+    d.beat()
+    others.append(monitor.refresh)
+    monitor.refresh(unless={"b", "d"})
+    assert (monitor.heartbeats["b"].heartbeat.sequence, monitor.heartbeats["b"].changed_at) == (2, clock.now())
+    assert monitor.heartbeats.keys() == {"b", "c", "d"}
+
+
 def test_replaced_incarnation_writes_no_last_heartbeat(log: RunLog, claim: Claim, monitor: HeartbeatMonitor) -> None:
     old, new = claim("b"), claim("b")
     new.enter("train", round_number=5)

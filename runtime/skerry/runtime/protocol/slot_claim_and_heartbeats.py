@@ -307,43 +307,38 @@ class HeartbeatMonitor:
         self._me = me
         self._heartbeats: dict[str, ObservedHeartbeat] = {}
         self._damaged: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     @property
     def heartbeats(self) -> Mapping[str, ObservedHeartbeat]:
-        """The result of the last refresh, by slot."""
+        """The newest of each slot that were read."""
         return self._heartbeats
 
     def refresh(self, unless: Collection[str] = ()) -> Mapping[str, ObservedHeartbeat]:
         """Read every heartbeat but those of the slots in `unless`, which count as unchanged. One listing.
 
         A damaged one, or one under another slot's key, counts as unchanged, because its owner will overwrite it; it is
-        logged once.
+        logged once. Two threads may refresh at once: of each slot the newest heartbeat that either has read stays.
         """
-        heartbeats: dict[str, ObservedHeartbeat] = {}
+        read: dict[str, tuple[Heartbeat, float]] = {}
         damaged: dict[str, str] = {}
         for entry in self._log.store.list(keys.HEARTBEATS):
             try:
                 slot = keys.slot_of(entry.key)
             except Invalid:  # not an object of skerry
                 continue
-            before = self._heartbeats.get(slot)
-            if slot in unless:
-                if before is not None:
-                    heartbeats[slot] = before
-                continue
-            data = None if slot == self._me else read_record_bytes(self._log.store, entry.key)
-            if data is None:
+            if slot == self._me or slot in unless or (data := read_record_bytes(self._log.store, entry.key)) is None:
                 continue
             try:
-                heartbeats[slot] = _updated(before, self._parse(slot, data, entry.key), self._clock.now())
+                read[slot] = self._parse(slot, data, entry.key), self._clock.now()
             except Corrupt as error:
                 damaged[entry.key] = digest_of(data)
                 if damaged[entry.key] != self._damaged.get(entry.key):
                     emit("heartbeat_failed", {"key": entry.key, "error": str(error)}, level=logging.WARNING)
-                if before is not None:
-                    heartbeats[slot] = before
-        self._heartbeats, self._damaged = heartbeats, damaged
-        return heartbeats
+        with self._lock:
+            self._damaged, known = damaged, self._heartbeats
+            self._heartbeats = known | {slot: _updated(known.get(slot), *seen) for slot, seen in read.items()}
+            return self._heartbeats
 
     def _parse(self, slot: str, data: memoryview, key: str) -> Heartbeat:
         heartbeat = Heartbeat.parse(data, key)
