@@ -24,7 +24,7 @@ SLOW_PLACES = (
     "packaging/",
     "infra/clouds/aws/test_home.py",
     "infra/clouds/aws/test_iam.py",
-    "infra/clouds/aws/test_vpc.py",
+    "infra/clouds/aws/test_security_group_in_existing_vpc.py",
     "infra/clouds/aws/test_ecr.py",
     "infra/clouds/aws/test_s3.py",
     "infra/targets/aws_batch/test_handlers.py",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import yaml
 
-from skerry.infra.clouds.aws.input_policies import input_policy
+from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
 from skerry.infra.clouds.google import permissions, replica_rules, secret_bindings
-from skerry.infra.spec.inputs import Inputs, Secret
+from skerry.infra.spec.env_secrets_and_data import Inputs, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.conftest import ROOT, until
 from tests.kit.protocol import run_record
 
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.image import push
 from skerry.infra.local.docker_engine import Bind, ContainerRequest
 from skerry.runtime import contract

@@ -20,7 +20,7 @@ from skerry.infra.cost.estimate import Cost
 from skerry.infra.cost.prices import load
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_view import Machine, MachineTime, ReplicaView, RunView
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -25,7 +25,7 @@ from tests.support.command_line import invoke
 from skerry.infra.cli.spending import spending
 from skerry.infra.cli.watch_command import Watching, is_over
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_view import ReplicaView, RunView
 from skerry.runtime.errors import Retryable
 from skerry.runtime.log import keys

@@ -13,7 +13,7 @@ from tests.infra.kit import brought, failing, wanted
 from tests.support.clocks import FakeClock
 
 from skerry.infra import clouds
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 

@@ -9,14 +9,14 @@ import pytest
 from tests.infra.clouds.google.kit import wanted as wanted_on_google
 from tests.infra.clouds.google.test_service_accounts import ACCOUNT
 
-from skerry.infra.clouds.aws.input_policies import input_policy
 from skerry.infra.clouds.aws.policies import Statement
+from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
-from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import MOST_OPERATORS, expression, operators
+from skerry.infra.clouds.google.secret_and_data_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.secret_bindings import SecretBinding
-from skerry.infra.spec.inputs import Inputs, Secret
+from skerry.infra.spec.env_secrets_and_data import Inputs, Secret
 
 ARN = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
 PARAMETER = "arn:aws:ssm:eu-west-1:123456789012:parameter/team/key"

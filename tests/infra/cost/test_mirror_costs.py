@@ -10,7 +10,7 @@ from skerry.infra.cost.estimate import MachineGroup, Volume
 from skerry.infra.cost.mirror_costs import KEPT, MirrorCost, route_of
 from skerry.infra.cost.prices import load
 from skerry.infra.cost.time_limit_from_cost import limits_of
-from skerry.infra.spec.further_places import FurtherPlace
+from skerry.infra.spec.replication_section import FurtherPlace
 from skerry.runtime.mirrors import mirror as runtime_mirror
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tests.support.clocks import FakeClock
 import skerry.infra
 from skerry.infra import clouds, targets
 from skerry.infra.cli.estimate_command import estimate_of
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.prepared_deployment import Deployment, prepare

@@ -10,9 +10,9 @@ import pytest
 from tests.infra.deploy.account import Operator, skerry, write_run
 
 from skerry.infra.deploy import read_clouds
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.run.change_run_settings import expect_slots
-from skerry.infra.spec import further_places
+from skerry.infra.spec import replication_section
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
@@ -120,7 +120,7 @@ def test_bucket_of_the_user_holds_a_mirror_and_stays(spec: str, clouds: Clouds) 
 def test_mirror_in_a_folder_is_left_by_name_and_deleted_with_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(further_places, "_same_disk", lambda *_: False)  # it would be another machine
+    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # it would be another machine
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "squeue").write_text("#!/bin/sh\n")

@@ -18,7 +18,7 @@ from tests.support.slurmsite import until
 from tests.testing.google.kit import make_account
 
 from skerry.infra import clouds, targets
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Unauthorized
@@ -148,7 +148,7 @@ def test_sessions_of_a_spec_are_opened_in_one_place() -> None:
     opening = {path.relative_to(core).as_posix() for path in core.rglob("*.py") if SESSION.search(path.read_text())}
     # An assumed role has a session of its own for the credentials that assume it.
     assert opening == {
-        "clouds/operator_access.py",
+        "clouds/open_cloud_sessions.py",
         "clouds/aws/session.py",
     }
 

@@ -14,7 +14,7 @@ from tests.infra.deploy.test_company_rules import VERTEX
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
-from skerry.infra.clouds.operator_access import CallLimit, OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import CallLimit, OperatorAccess
 from skerry.infra.targets.slurm.cluster import Answer, Cluster
 from skerry.testing.plugin import skerry_google
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.testing.google.kit import act_as, make_account
 
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.image.logins import registry_login
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Unauthorized

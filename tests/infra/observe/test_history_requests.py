@@ -10,8 +10,8 @@ from tests.infra.observe.rolled_up_run import RolledUpRun
 
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.read_participation import read_participation
-from skerry.infra.observe.run_settings import RunSettings
 
 
 @pytest.mark.parametrize("restarts", [0, 30])

@@ -10,7 +10,7 @@ from tests.support.clocks import FakeClock
 from skerry.infra.observe.build_view import compare_receipts
 from skerry.infra.observe.doctor.valid_records import key_of
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_view import Agreement
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys

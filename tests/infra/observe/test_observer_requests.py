@@ -13,7 +13,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry, digest_of
 from skerry.runtime.log.run_record import Settings

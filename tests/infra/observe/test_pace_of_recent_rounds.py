@@ -20,8 +20,8 @@ from skerry.infra.observe.pace_of_recent_rounds import (
     seconds_left,
     time_shares,
 )
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_events import run_events
-from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.log.records import GENESIS, Telemetry
 from skerry.runtime.log.run_record import Settings

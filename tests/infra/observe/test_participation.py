@@ -15,8 +15,8 @@ from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import Figures, participation
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
-from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.run.change_run_settings import expect_slots
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Telemetry

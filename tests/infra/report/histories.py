@@ -11,7 +11,7 @@ from tests.kit.records import outcome
 from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import RunHistory, Start
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_view import ReplicaView, RunView
 from skerry.infra.report.build_facts import Sources, build_facts
 from skerry.runtime.log.records import Telemetry

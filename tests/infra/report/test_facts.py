@@ -10,7 +10,7 @@ from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 from tests.kit.records import outcome
 
 from skerry.infra.observe.pace_of_recent_rounds import hidden_share, phases_of
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, MachineCost, Point
 from skerry.infra.report.page import page

@@ -25,7 +25,7 @@ from skerry.runtime.store.directory import DirectoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.spec.model import SpecFile
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tests.infra.deploy import account
 from tests.infra.deploy.account import DIGEST, IMAGE, Operator, write_run
 
-from skerry.infra.deploy import deployment_jobs
+from skerry.infra.deploy import list_and_stop_jobs
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.provision.graph import Life
@@ -90,7 +90,7 @@ class TargetRun(ABC):
 
     def jobs(self, operator: Operator) -> dict[str, str]:
         """The newest job of each slot."""
-        return {view.slot: view.job for _, view in deployment_jobs.list_jobs(operator.deployment())}
+        return {view.slot: view.job for _, view in list_and_stop_jobs.list_jobs(operator.deployment())}
 
     def live(self) -> int:
         """The number of jobs that wait or run."""

@@ -19,7 +19,7 @@ from tests.infra.targets.runs import (
 )
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.jobs_api import Hub
 from skerry.infra.targets.kubernetes.cluster import Cluster
 from skerry.infra.targets.modal.modal_client import ModalWorkspace
 from skerry.infra.targets.vertex.sdk_create import Creator

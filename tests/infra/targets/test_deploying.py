@@ -16,7 +16,7 @@ from tests.infra.targets.runs import (
     delete_state,
 )
 
-from skerry.infra.deploy.deployment_jobs import list_jobs, read_log
+from skerry.infra.deploy.list_and_stop_jobs import list_jobs, read_log
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
 from skerry.infra.provision.planned_changes import Action
 from skerry.infra.provision.state import Id

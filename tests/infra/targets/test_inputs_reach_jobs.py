@@ -29,9 +29,9 @@ from tests.infra.targets.runs import (
 )
 from tests.support.slurmsite import SlurmSite, slurm_site, until
 
-from skerry.infra.clouds.aws.input_policies import input_policy
 from skerry.infra.clouds.aws.policies import document, replica_policy, text_of
-from skerry.infra.spec.inputs import Inputs, Secret
+from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
+from skerry.infra.spec.env_secrets_and_data import Inputs, Secret
 from skerry.runtime.store import open_store
 from skerry.testing.calls import Calls
 from skerry.testing.google.sandbox import GoogleSandbox

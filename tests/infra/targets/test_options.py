@@ -14,8 +14,8 @@ from skerry.infra.spec import model
 from skerry.infra.spec.target_kinds import TargetKinds
 from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import fitting
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.infra.targets.vertex.replica_sizing import fitting
 from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from tests.infra.deploy.account import Operator, write_run
 from tests.infra.targets.runs import KubernetesRun
 
-from skerry.infra.deploy.deployment_jobs import jobs_to_stop
+from skerry.infra.deploy.list_and_stop_jobs import jobs_to_stop
 from skerry.infra.deploy.read_clouds import accounts_to_record, read_state
 from skerry.runtime.errors import Conflict
 from skerry.testing.kubernetes import KubernetesSandbox

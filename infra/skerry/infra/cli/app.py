@@ -76,7 +76,7 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.store import Store
 

@@ -30,7 +30,7 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.estimate_command import estimate, estimate_of
 from skerry.infra.cli.show_resources_commands import prepare_deployed
 from skerry.infra.deploy import plan_file, removal
-from skerry.infra.deploy.deployment_jobs import jobs_to_stop, stop_jobs
+from skerry.infra.deploy.list_and_stop_jobs import jobs_to_stop, stop_jobs
 from skerry.infra.deploy.plan_and_apply import import_resource, make_plan
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.provision.observe_resources import CALLS_AT_ONCE

@@ -23,7 +23,7 @@ from skerry.infra.cli.live_run_table import open_screen
 from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.status_participation import mirrors_so_far, participation_so_far
 from skerry.infra.deploy import plan_file, read_clouds, removal
-from skerry.infra.deploy.deployment_jobs import JobLogs, searched_places
+from skerry.infra.deploy.list_and_stop_jobs import JobLogs, searched_places
 from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.deploy.plan_and_apply import (
     apply_plan,

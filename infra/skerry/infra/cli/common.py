@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.spec.model import SpecFile
 
 FAILED: Final = 1
@@ -139,7 +139,7 @@ def run_uri(run: str, overrides: Sequence[str]) -> str:
 def open_access(spec: SpecFile) -> OperatorAccess:
     """The operator's sessions with the clouds. Raises Unauthorized if the spec does not allow the account of one."""
     from skerry.infra import clouds  # noqa: PLC0415  as above
-    from skerry.infra.clouds.operator_access import OperatorAccess  # noqa: PLC0415  as above
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess  # noqa: PLC0415  as above
     from skerry.runtime.clock import SystemClock  # noqa: PLC0415  as above
 
     access = OperatorAccess.of(spec, SystemClock(), os.environ)

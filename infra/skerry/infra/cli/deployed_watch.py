@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.cli.common import print_lines
 from skerry.infra.cli.job_text import job_lines
 from skerry.infra.cli.supervisor_output_text import is_shown, log_line
-from skerry.infra.deploy.deployment_jobs import list_jobs, read_jobs
+from skerry.infra.deploy.list_and_stop_jobs import list_jobs, read_jobs
 from skerry.infra.deploy.read_clouds import find_run_store, read_move
 from skerry.infra.deploy.restart_lost import LostJobRestarter
 from skerry.infra.local.up_destroy_events import RoundsMissed
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from skerry.infra.cli.live_run_table import Screen
-    from skerry.infra.deploy.deployment_jobs import JobLogs
+    from skerry.infra.deploy.list_and_stop_jobs import JobLogs
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.deploy.restart_lost import StopRequest

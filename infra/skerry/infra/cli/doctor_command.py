@@ -26,7 +26,7 @@ from skerry.infra.cli.common import (
     to_json,
 )
 from skerry.infra.cli.open_run import open_places, open_run
-from skerry.infra.deploy.undelete import undelete_tensors
+from skerry.infra.deploy.undelete_run_objects import undelete_tensors
 from skerry.infra.observe.doctor.compare_logs import compare_logs
 from skerry.infra.run import check_machine_and_store
 from skerry.infra.run.quarantine_stray import quarantine_stray

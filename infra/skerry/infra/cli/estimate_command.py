@@ -18,9 +18,9 @@ from skerry.infra import clouds, targets
 from skerry.infra.cli.common import DEFAULT_SPEC, FAILED, AsJson, Overrides, SpecPath, errors_as_exit_codes, print_lines
 from skerry.infra.cost import prices
 from skerry.infra.cost.estimate import BILLION, Estimate, MachineGroup, StorageCost, Volume, parse_parameters
-from skerry.infra.cost.loss_scenarios import Place, after_loss, losses
 from skerry.infra.cost.mirror_costs import MirrorCost
 from skerry.infra.cost.time_limit_from_cost import cost_problem, limits_of
+from skerry.infra.cost.work_lost_by_failure import Place, after_loss, losses
 from skerry.infra.deploy.prepared_deployment import prepare
 from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
 from skerry.infra.run import check_machine_and_store
@@ -31,7 +31,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.cost.loss_scenarios import Loss
+    from skerry.infra.cost.work_lost_by_failure import Loss
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.provision.target_and_store_interfaces import Rate
 

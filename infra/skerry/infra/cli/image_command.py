@@ -10,7 +10,7 @@ import typer
 
 from skerry.infra import targets
 from skerry.infra.cli.common import errors_as_exit_codes, open_access
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.image import push as image_push
 from skerry.infra.local.docker_engine import Engine
 from skerry.infra.spec import model

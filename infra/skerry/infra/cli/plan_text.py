@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.planned_changes import Change, Difference, RightsChange
     from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.code_archive import Bundle
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.infra.spec.model import SpecFile
 
 _SIGNS: Final = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
 from skerry.infra.cli.run_text import participation_lines
-from skerry.infra.cost.loss_scenarios import Place, after_loss, loss_lines, losses
+from skerry.infra.cost.work_lost_by_failure import Place, after_loss, loss_lines, losses
 from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.spec.store_uri import FILE
 from skerry.infra.spec_and_store_errors import in_short

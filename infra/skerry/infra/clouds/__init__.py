@@ -11,7 +11,7 @@ from skerry.runtime.errors import Invalid, Unauthorized
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target_and_store_interfaces import StoreCloud
     from skerry.infra.spec.model import Spec, SpecFile

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.handler_helpers import BucketLook
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.infra.spec.model import Replicas
 
 ImageT = TypeVar("ImageT", bound="RegistryImage")

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.cost.loss_scenarios import loss_lines
 from skerry.infra.cost.prices import ADVICE, rounded, title
+from skerry.infra.cost.work_lost_by_failure import loss_lines
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import MAKERS_SHARE
 from skerry.runtime.log.run_record import codec_for
@@ -23,8 +23,8 @@ from skerry.runtime.tensors.choose_reduction import ExchangeBytes, cheaper_reduc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.infra.cost.loss_scenarios import Loss
     from skerry.infra.cost.prices import Price, Prices
+    from skerry.infra.cost.work_lost_by_failure import Loss
     from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.spec.model import Spec
     from skerry.runtime.log.records import Codec

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from skerry.infra.cost.estimate import Volume
     from skerry.infra.cost.prices import Price
-    from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.model import Replicas
+    from skerry.infra.spec.replication_section import FurtherPlace
 
 _GB: Final = 1e9
 # As `runtime.mirrors.mirror.KEPT`, whose module reads logs; a test keeps them equal.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds, targets
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.cost import prices
 from skerry.infra.cost.mirror_costs import MirrorRoute, route_of
 from skerry.infra.deploy.lock_owner_identity import abandoned

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target_and_store_interfaces import Rate
     from skerry.infra.run.run_record import Move
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra import targets
-from skerry.infra.clouds.operator_access import OperatorAccess
-from skerry.infra.deploy.deployment_jobs import JobLogs
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
+from skerry.infra.deploy.list_and_stop_jobs import JobLogs
 from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.deploy.revived_jobs import with_revived
 from skerry.infra.provision.state_store import StateStore

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from skerry.infra import targets
 from skerry.infra.clouds.handler_helpers import Absent, each
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.executors.options import RunOptions, problems_of
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import Condition, Desired, StateRecord

@@ -23,7 +23,7 @@ from skerry.infra.local.docker_engine import Engine, EngineFailed
 from skerry.infra.local.leash import children
 from skerry.infra.local.options import DockerTarget, LocalTarget
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
-from skerry.infra.local.replica_inputs import ReplicaInputs
+from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
 from skerry.infra.local.workspace import Workspace, boot_id, process_start
 from skerry.infra.run.executor import Ending, ReplicaHandle, ending_from_exit_code, seconds_of
 from skerry.infra.spec.model import WORK_FOLDER

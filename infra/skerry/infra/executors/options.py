@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from skerry.infra.executors.entrypoint import RENDEZVOUS, read_entrypoint
+from skerry.infra.executors.entrypoint_to_command import RENDEZVOUS, read_entrypoint
 from skerry.infra.run import code_archive
 from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import consistency, store_uri
@@ -34,7 +34,7 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.executors.entrypoint import Entrypoint
+    from skerry.infra.executors.entrypoint_to_command import Entrypoint
     from skerry.infra.run.executor import EntrypointArguments
     from skerry.infra.spec.model import ReplicaSlot
     from skerry.infra.spec.target_kinds import TargetOptions

@@ -14,7 +14,7 @@ from skerry.infra.clouds.aws.ecr import HOST
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 
 _ARTIFACT_REGISTRY: Final = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)")
 

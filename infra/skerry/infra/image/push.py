@@ -13,7 +13,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.local.docker_engine import Engine
     from skerry.infra.spec.model import Spec
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from skerry.infra.local.docker_engine import Bind, ContainerRequest, Engine, EngineFailed, Leash
 from skerry.infra.local.options import DockerTarget
-from skerry.infra.local.replica_inputs import ReplicaInputs
+from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
 from skerry.infra.local.replica_starts import ReplicaStart, ReplicaStarts
 from skerry.infra.run.executor import Ending, ending_from_exit_code
 from skerry.runtime import contract

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.local import leash
-from skerry.infra.local.replica_inputs import ReplicaInputs
+from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
 from skerry.infra.local.replica_starts import ReplicaStart, ReplicaStarts
 from skerry.infra.run.executor import Ending
 from skerry.runtime.contract import CODE

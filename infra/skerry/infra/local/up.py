@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
 from skerry.infra.local.record_killed_replicas import EndingRecorder
-from skerry.infra.local.replica_inputs import read_inputs
+from skerry.infra.local.replica_env_secrets_and_data import read_inputs
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
 from skerry.infra.local.workspace import Workspace, operator_name
@@ -41,11 +41,11 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from skerry.infra.local.replica_inputs import ReplicaInputs
+    from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.up_destroy_events import Event
     from skerry.infra.observe.participation import Participation
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.infra.spec.model import SpecFile

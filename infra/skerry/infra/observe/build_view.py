@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.observe.history import Start
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt
     from skerry.runtime.log.run_record import Run

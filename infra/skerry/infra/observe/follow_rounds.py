@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.infra.observe.history import fill_in_absent
 from skerry.infra.observe.pace_of_recent_rounds import RECENT
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.run_totals import RunTotals
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Software
     from skerry.runtime.store import Store

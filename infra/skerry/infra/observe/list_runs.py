@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_closed

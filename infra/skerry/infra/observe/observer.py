@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.infra.observe.history import RunHistory, Start
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Heartbeat

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.read_changed_settings import shortened_list
 from skerry.infra.observe.read_starts import seconds_since_epoch
-from skerry.infra.observe.run_settings import shortened_list
 from skerry.infra.observe.run_view import RunEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.observe.history import Start
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.spec import store_uri
-from skerry.infra.spec.failover import failover_line
-from skerry.infra.spec.inputs import inputs_of
+from skerry.infra.spec.check_automatic_failover import failover_line
+from skerry.infra.spec.env_secrets_and_data import inputs_of
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
     from skerry.runtime.store import CredentialProvider
 

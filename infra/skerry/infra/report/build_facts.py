@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.history import RunHistory, Start
     from skerry.infra.observe.participation import ReplicaParticipation
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import ReplicaView, RoundView, RunView
     from skerry.infra.report.facts import State
     from skerry.runtime.log.run_record import Run

@@ -18,7 +18,7 @@ from skerry.runtime.log.run_record import Settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.observe.run_settings import RunSettings
+    from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 

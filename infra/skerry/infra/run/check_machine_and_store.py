@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from skerry.infra.run import code_archive
-from skerry.infra.spec import inputs, model, store_uri
+from skerry.infra.spec import env_secrets_and_data, model, store_uri
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Invalid, Retryable
 from skerry.runtime.log import keys
@@ -74,7 +74,7 @@ def _checks_here(folder: Path) -> Callable[[Document], Iterator[Problem]]:
     def here(document: Document) -> Iterator[Problem]:
         yield from code_problems(document, folder)
         yield from place_problems(document, folder)
-        yield from inputs.missing_folders(document, folder)
+        yield from env_secrets_and_data.missing_folders(document, folder)
 
     return here
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EntrypointArguments: TypeAlias = Sequence[str] | Mapping[str, str | float | None]
-"""Words, or options by name (see `executors.entrypoint`)."""
+"""Words, or options by name (see `executors.entrypoint_to_command`)."""
 
 # Shells and engines report a process that a signal ended as 128 plus the signal.
 _SIGNALLED: Final = 128

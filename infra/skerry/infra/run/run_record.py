@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.run.source_checkpoint import find_source
 from skerry.infra.spec.model import changed_by
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
-from skerry.infra.spec import consistency, failover, further_places, inputs, store_uri, yaml_document
+from skerry.infra.spec import (
+    check_automatic_failover,
+    consistency,
+    env_secrets_and_data,
+    replication_section,
+    store_uri,
+    yaml_document,
+)
 from skerry.infra.spec.company_rules import AwsRules, GoogleRules
 from skerry.infra.spec.section import Duration, Section, between, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
@@ -172,11 +179,11 @@ class Replicas(Section):
     """The image of this group instead of the run's: the same one, in a registry that its cloud can pull from."""
     target: SerializeAsAny[TargetOptions]
     """Where the replicas run, and its options."""
-    env: inputs.Env
+    env: env_secrets_and_data.Env
     """Variables of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
-    secrets: inputs.Secrets
+    secrets: env_secrets_and_data.Secrets
     """Secrets of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
-    data: inputs.Data
+    data: env_secrets_and_data.Data
     """Data of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
 
 
@@ -186,7 +193,7 @@ class Limits(Section):
     max_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False, examples=[24])] | None = None
     """How long the run may take from its first apply, with all restarts; null is no limit."""
     max_cost_usd: (
-        Annotated[float, Field(gt=0, le=further_places.MOST_USD, allow_inf_nan=False, examples=[500])] | None
+        Annotated[float, Field(gt=0, le=replication_section.MOST_USD, allow_inf_nan=False, examples=[500])] | None
     ) = None
     """The most that all replicas may cost, at the prices that `skerry estimate` shows; null is no limit."""
 
@@ -220,7 +227,7 @@ class Spec(Section):
     earlier round. The run must be finished unless a round is named. null starts with the model of the script."""
     faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
     """Tolerated faults and waiting times."""
-    replication: further_places.Lines = ()
+    replication: replication_section.Lines = ()
     """Further places that can carry the run on when its store, or a machine, is lost. Fixed when the run starts, except
     for `region` and `byo`."""
     failover: Annotated[Literal["automatic"], Field(examples=["automatic"])] | None = None
@@ -257,11 +264,11 @@ class Spec(Section):
     """The rules of a company for what is created in AWS."""
     google: Annotated[GoogleRules, BeforeValidator(or_default)] = GoogleRules()
     """The rules of a company for what is created in Google Cloud."""
-    env: inputs.Env
+    env: env_secrets_and_data.Env
     """Environment variables of all replicas. They are shown in plans and stored in descriptions of jobs."""
-    secrets: inputs.Secrets
+    secrets: env_secrets_and_data.Secrets
     """References of secrets, by the variables that replicas find the values in. A value is never stored by skerry."""
-    data: inputs.Data
+    data: env_secrets_and_data.Data
     """Data that replicas may read, by name: s3://bucket/prefix, gs://bucket/prefix, or a folder of this machine."""
 
     def group_name(self, first: str) -> str:
@@ -320,12 +327,12 @@ class SpecFile:
         return self.folder / WORK_FOLDER / self.spec.run
 
     @property
-    def peers(self) -> further_places.FurtherPlace | None:
+    def peers(self) -> replication_section.FurtherPlace | None:
         """The line of copies at peers; None without one."""
         return next((line for line in self.spec.replication if line.is_peers), None)
 
     @property
-    def mirrors(self) -> Mapping[str, further_places.FurtherPlace]:
+    def mirrors(self) -> Mapping[str, replication_section.FurtherPlace]:
         """The lines of mirrors, by the URI of the mirror itself, in the order of the spec."""
         lines = [line for line in self.spec.replication if not line.is_peers]
         return {store_uri.run_uri(self.folder, line.to, self.spec.run): line for line in lines}
@@ -333,7 +340,7 @@ class SpecFile:
     @property
     def failover_mirror(self) -> str | None:
         """The URI of the mirror through which replicas vote to leave the store; None without failover."""
-        line = failover.failover_line(self.spec)
+        line = check_automatic_failover.failover_line(self.spec)
         return None if line is None else store_uri.run_uri(self.folder, line.to, self.spec.run)
 
     @property
@@ -440,8 +447,11 @@ def load(
     except ValidationError as error:
         problems += problems_of(model, error, written)
     try:
-        own = (functools.partial(part.problems, kinds=kinds) for part in (consistency, inputs, failover))
-        further = functools.partial(further_places.problems, kinds=kinds, folder=path.absolute().parent)
+        own = (
+            functools.partial(part.problems, kinds=kinds)
+            for part in (consistency, env_secrets_and_data, check_automatic_failover)
+        )
+        further = functools.partial(replication_section.problems, kinds=kinds, folder=path.absolute().parent)
         for check in (*own, further, *checks):
             # A value that already has a problem gets no second one.
             taken = {(problem.place, problem.path) for problem in problems}

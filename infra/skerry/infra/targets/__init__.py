@@ -18,7 +18,7 @@ from skerry.infra.spec.target_kinds import TargetKinds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.target_and_store_interfaces import Target
 
 # The class of the options of each kind, in the order of the JSON Schema.

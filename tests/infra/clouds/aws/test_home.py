@@ -16,7 +16,7 @@ from skerry.infra.clouds.aws.ecr import Repository
 from skerry.infra.clouds.aws.home import AwsHome, open_home
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.provision.graph import Graph
 from skerry.runtime.errors import Invalid
 

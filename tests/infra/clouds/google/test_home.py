@@ -23,7 +23,7 @@ from skerry.infra.clouds.google.home import GoogleHome, open_home
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import Pool, Provider
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.provision.graph import Graph
 from skerry.runtime.errors import Invalid
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 
-from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.jobs_api import Hub
 from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 
 if TYPE_CHECKING:

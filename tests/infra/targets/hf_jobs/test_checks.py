@@ -8,7 +8,7 @@ import pytest
 from tests.infra.targets.hf_jobs.kit import context_of
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.targets.hf_jobs import checks
 from skerry.infra.targets.hf_jobs.options import gpus_of
 from skerry.infra.targets.hf_jobs.target import open_target
@@ -16,7 +16,7 @@ from skerry.infra.targets.hf_jobs.target import open_target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.targets.hf_jobs.hub import Hub
+    from skerry.infra.targets.hf_jobs.jobs_api import Hub
     from skerry.testing.huggingface import HuggingFaceSandbox
 
 

@@ -10,7 +10,7 @@ from tests.infra.targets.hf_jobs.kit import context_of, jobs_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.provision.handler import Condition
-from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.jobs_api import Hub
 from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 from skerry.infra.targets.hf_jobs.resource_types import Job
 from skerry.infra.targets.shared import labelled_jobs

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.infra.targets.kubernetes.kit import EXAMPLE, context_of, graph_of
 
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.targets.kubernetes import checks, unknown_costs
 from skerry.infra.targets.kubernetes.target import open_target
 from skerry.runtime.errors import Invalid

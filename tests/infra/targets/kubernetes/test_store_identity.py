@@ -21,7 +21,7 @@ from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import OidcProvider, oidc_provider_body
 from skerry.infra.deploy.plan_and_apply import make_plan
 from skerry.infra.provision.graph import Graph
-from skerry.infra.spec.inputs import Inputs
+from skerry.infra.spec.env_secrets_and_data import Inputs
 from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.infra.targets.kubernetes import checks, manifests
 from skerry.infra.targets.kubernetes.cluster import Cluster

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.kit import failing
 
-from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy.read_clouds import run_checks
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.planned_changes import Action

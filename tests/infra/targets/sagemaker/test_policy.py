@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from skerry.infra.clouds.aws.errors import action_of
-from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.testing.aws.conditions import glob, holds
 
 if TYPE_CHECKING:

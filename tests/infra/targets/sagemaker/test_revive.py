@@ -13,7 +13,7 @@ from tests.infra.targets.sagemaker.kit import context_of, graph_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.iam import Role
-from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_state

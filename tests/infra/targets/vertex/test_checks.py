@@ -8,7 +8,7 @@ from tests.infra.targets.vertex.kit import PROJECT, context_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.operator_access import OperatorAccess
+from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.cost import prices
 from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates

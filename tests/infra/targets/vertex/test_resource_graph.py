@@ -14,8 +14,8 @@ from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.provision.graph import as_json
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import cap_hours, quota_of, timeout_s
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.infra.targets.vertex.replica_sizing import cap_hours, quota_of, timeout_s
 from skerry.infra.targets.vertex.resource_types import Job
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.live_run_table import open_screen
-from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_state

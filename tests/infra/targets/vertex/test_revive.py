@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from tests.infra.targets.vertex.kit import trainer
 
-from skerry.infra.deploy import deployment_jobs as working
+from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.provision.graph import Life

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.clouds.operator_access import OperatorAccess
-    from skerry.infra.clouds.store_credentials import StoreCredentials
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
+    from skerry.infra.clouds.session_credentials_for_store_client import StoreCredentials
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed
     from skerry.infra.provision.target_and_store_interfaces import RunContext

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.aws.security_group_in_existing_vpc import Subnet
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.clouds.aws.vpc import Subnet
 
 NEEDED: Final = ("ecr.api", "ecr.dkr", "ecs", "ecs-agent", "ecs-telemetry", "logs", "s3")
 """The endpoints that a machine needs to start a job with an image in ECR and no route to the internet."""

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from skerry.infra.clouds.aws.delete_and_undelete_s3_objects import S3Objects
 from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, partition_of, statements_of, text_of
-from skerry.infra.clouds.aws.s3_objects import S3Objects
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
 from skerry.infra.clouds.handler_helpers import (

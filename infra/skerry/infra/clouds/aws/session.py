@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.aws.errors import THROTTLED, Kind, action_of, kind_of
 from skerry.infra.clouds.handler_helpers import NO_LIMIT, Absent
-from skerry.infra.clouds.store_credentials import StoreCredentials
+from skerry.infra.clouds.session_credentials_for_store_client import StoreCredentials
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
-    from skerry.infra.clouds.store_credentials import StoreCredentials
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
+    from skerry.infra.clouds.session_credentials_for_store_client import StoreCredentials
     from skerry.infra.provision.handler import Desired, Handler, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import RunContext
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.errors import Kind, Refusal, kind_of, parse_refusal
-from skerry.infra.clouds.store_credentials import StoreCredentials
+from skerry.infra.clouds.session_credentials_for_store_client import StoreCredentials
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.http import google_error_text, redact
 

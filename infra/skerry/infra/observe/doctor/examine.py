@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from skerry.infra.observe.doctor import check_chain, check_stored_objects
 from skerry.infra.observe.doctor.check_averages import check_averages
-from skerry.infra.observe.doctor.check_participation import check_participation
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.check_roll_ups import check_roll_ups, read_roll_ups
 from skerry.infra.observe.doctor.check_versions import check_versions
+from skerry.infra.observe.doctor.find_undertrained_replicas import find_undertrained_replicas
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.stray_records import check_stray, find_stray, without_stray
@@ -101,7 +101,7 @@ def examine(
     taken = participation(log) if stored.listed else None
     if taken is not None:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
-        findings += [*_disputes(log), *check_participation(taken), *check_versions(build_starts(log))]
+        findings += [*_disputes(log), *find_undertrained_replicas(taken), *check_versions(build_starts(log))]
         findings += check_roll_ups(log, roll_ups or {})
     deleted = bad - stored.payloads.keys() - stored.parts.keys()
     findings = [item for item in findings if item.key not in bad]
@@ -121,7 +121,7 @@ def examine(
 def examine_history(history: RunHistory) -> tuple[Finding, ...]:
     """The findings that need no single record: those of the replicas' participation, programs and receipts."""
     taken = count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
-    findings = [*check_participation(taken), *check_versions(history.starts)]
+    findings = [*find_undertrained_replicas(taken), *check_versions(history.starts)]
     differing: Mapping[Kind, list[int]] = {
         "averages-differ": [item.round for item in history.rounds if item.averages_equal is False],
         "states-differ": [item.round for item in history.rounds if item.state_equal is False],

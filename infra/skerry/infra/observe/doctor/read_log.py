@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
-from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, records
 from skerry.runtime.log.run_record import Run

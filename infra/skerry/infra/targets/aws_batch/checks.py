@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import route_checks
 from skerry.infra.clouds.aws.policies import partition_of, service_principal
-from skerry.infra.clouds.aws.vpc import subnet_of
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import subnet_of
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.aws_batch.machine_sizing import shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget

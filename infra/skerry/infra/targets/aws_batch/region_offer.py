@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws import route_checks
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import default_vpc
 from skerry.infra.clouds.aws.session import code_of
-from skerry.infra.clouds.aws.vpc import default_vpc
 from skerry.infra.targets.aws_batch.machine_sizing import Machine
 from skerry.infra.targets.shared.aws_checks import check_security_groups, network_of_subnets
 from skerry.runtime.errors import Invalid, SkerryError

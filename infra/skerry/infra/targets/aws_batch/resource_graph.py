@@ -15,7 +15,7 @@ from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
 from skerry.infra.clouds.aws.policies import Statement, service_principal, trust_service
 from skerry.infra.clouds.aws.s3 import Bucket
-from skerry.infra.clouds.aws.vpc import SecurityGroup
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import SecurityGroup
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.aws_batch.machine_sizing import attempt_s, shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget

@@ -15,7 +15,7 @@ from skerry.infra.clouds.aws.iam import (
     ServiceLinkedRoles,
 )
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
-from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import SecurityGroup, SecurityGroups
 from skerry.infra.targets.aws_batch import checks, costs, job_views
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
 from skerry.infra.targets.aws_batch.jobs import Jobs
@@ -28,7 +28,7 @@ from skerry.infra.targets.shared.aws_target import AwsTarget
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext

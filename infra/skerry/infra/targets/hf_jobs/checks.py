@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from huggingface_hub import JobHardwareInfo
 
     from skerry.infra.spec.model import Replicas
-    from skerry.infra.targets.hf_jobs.hub import Hub
+    from skerry.infra.targets.hf_jobs.jobs_api import Hub
 
 
 def checks(hub: Hub, environment: Mapping[str, str], groups: Sequence[Replicas]) -> Iterator[Check]:

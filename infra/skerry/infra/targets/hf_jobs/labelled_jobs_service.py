@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.handler_helpers import Event
     from skerry.infra.provision.graph import Json
     from skerry.infra.provision.handler import Desired
-    from skerry.infra.targets.hf_jobs.hub import Hub
+    from skerry.infra.targets.hf_jobs.jobs_api import Hub
     from skerry.runtime.clock import Clock
 
 LIVE: Final = ("SCHEDULING", "RUNNING")

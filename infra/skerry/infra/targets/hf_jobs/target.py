@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
 from skerry.infra.targets.hf_jobs import checks, costs
-from skerry.infra.targets.hf_jobs.hub import Hub
+from skerry.infra.targets.hf_jobs.jobs_api import Hub
 from skerry.infra.targets.hf_jobs.labelled_jobs_service import HfJobs
 from skerry.infra.targets.hf_jobs.resource_graph import build_resources
 from skerry.infra.targets.hf_jobs.resource_types import Job
@@ -16,7 +16,7 @@ from skerry.runtime.errors import Invalid, SkerryError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext

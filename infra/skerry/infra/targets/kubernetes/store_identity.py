@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.aws import s3 as aws_storage
 from skerry.infra.clouds.aws.home import STORE
 from skerry.infra.clouds.aws.iam import Role
-from skerry.infra.clouds.aws.input_policies import input_policy
 from skerry.infra.clouds.aws.policies import Statement, replica_policy
+from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
 from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
 from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
-from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
+from skerry.infra.clouds.google.secret_and_data_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.services import service
 from skerry.infra.clouds.google.workload_identity import MOST_SUBJECT_BYTES, OidcProvider, Pool, pool_id
 from skerry.infra.provision.graph import Ref
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Account
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.target_and_store_interfaces import RunContext
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.infra.targets.kubernetes.resource_types import ServiceAccount
 
 AUDIENCE: Final = "sts.amazonaws.com"

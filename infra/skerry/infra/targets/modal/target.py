@@ -20,7 +20,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext

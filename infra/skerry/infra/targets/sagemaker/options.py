@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec import units
-from skerry.infra.spec.inputs import LONGEST, written_env
+from skerry.infra.spec.env_secrets_and_data import LONGEST, written_env
 from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.clouds.aws.vpc import DefaultVpc, subnet_of
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import DefaultVpc, subnet_of
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.runtime.errors import Invalid, SkerryError
 

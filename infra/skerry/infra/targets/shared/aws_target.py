@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.home import image_checks
-from skerry.infra.clouds.aws.input_policies import buckets_of
 from skerry.infra.clouds.aws.s3 import Buckets
+from skerry.infra.clouds.aws.secret_and_data_policies import buckets_of
 from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.clouds.cross_cloud import GoogleStore
     from skerry.infra.clouds.google.home import GoogleHome
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.cost.prices import Prices
     from skerry.infra.provision.handler import Desired, Observed
     from skerry.infra.provision.target_and_store_interfaces import Check, RunContext

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from skerry.infra.spec.further_places import REPLICATION
-from skerry.infra.spec.inputs import DATA
+from skerry.infra.spec.env_secrets_and_data import DATA
+from skerry.infra.spec.replication_section import REPLICATION
 from skerry.infra.spec.section import Duration, Size, between, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.slurm.cluster import HERE

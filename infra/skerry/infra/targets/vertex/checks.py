@@ -14,8 +14,8 @@ from skerry.infra.clouds.google.artifact_registry import vertex_agent
 from skerry.infra.clouds.google.service_accounts import ANY, ServiceAccount, path_of, project_of
 from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.target_and_store_interfaces import Check
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import fitting, quota_of
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.infra.targets.vertex.replica_sizing import fitting, quota_of
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.provision.target_and_store_interfaces import Rate
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import cap_hours, fitting
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.infra.targets.vertex.replica_sizing import cap_hours, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,8 +24,8 @@ from skerry.infra.targets.shared.job_view_helpers import (
     unknown_job,
 )
 from skerry.infra.targets.vertex import parse_observed_settings
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import quota_of
 from skerry.infra.targets.vertex.jobs import described, listed, place_of
-from skerry.infra.targets.vertex.replica_sizing import quota_of
 from skerry.runtime.contract import ExitCode, may_succeed_again
 from skerry.runtime.errors import Invalid
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from skerry.infra.spec.inputs import written_env
+from skerry.infra.spec.env_secrets_and_data import written_env
 from skerry.infra.spec.section import Duration, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared.aws_options import tag_problems

@@ -16,16 +16,16 @@ from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.home import STORE
-from skerry.infra.clouds.google.input_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
+from skerry.infra.clouds.google.secret_and_data_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_id
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.shared.aws_replica_roles import is_in_s3, mirror_policies
 from skerry.infra.targets.shared.revive_option import revival_text
 from skerry.infra.targets.vertex import requests
+from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import fitting, timeout_s
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
 from skerry.infra.targets.vertex.resource_types import Job
 from skerry.runtime import contract
 

@@ -14,8 +14,8 @@ from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.google import home
 from skerry.infra.clouds.google.gcs import Buckets
-from skerry.infra.clouds.google.input_bindings import buckets_of
 from skerry.infra.clouds.google.label_imported import claim
+from skerry.infra.clouds.google.secret_and_data_bindings import buckets_of
 from skerry.infra.cost import prices
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.vertex import checks, costs, job_views
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.clouds.operator_access import OperatorAccess
+    from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
     from skerry.infra.provision.target_and_store_interfaces import Check, JobView, LogLine, Rate, RunContext

@@ -11,8 +11,8 @@ from skerry.infra.spec.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.model import Faults, SpecFile
+    from skerry.infra.spec.replication_section import FurtherPlace
 
 NOTHING = "nothing"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.infra.spec.inputs import inputs_of
+from skerry.infra.spec.env_secrets_and_data import inputs_of
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
     from skerry.infra.spec.model import SpecFile
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.participation import Participation
 
 
-def check_participation(taken: Participation) -> Iterator[Finding]:
+def find_undertrained_replicas(taken: Participation) -> Iterator[Finding]:
     """A warning for each replica that was missing, often cut short, or failed; an info for one that crashed only."""
     for replica in taken.replicas:
         if not replica.text:

@@ -11,7 +11,7 @@ import pytest
 
 from skerry.infra import executors
 from skerry.infra.executors import LocalProcessExecutor
-from skerry.infra.executors.entrypoint import read_entrypoint
+from skerry.infra.executors.entrypoint_to_command import read_entrypoint
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.provision.graph import Resource, Text
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
 
 _GS: Final = "gs://"
 # A description of a condition holds the key, and has 256 bytes.

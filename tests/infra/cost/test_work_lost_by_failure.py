@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from skerry.infra.cost.loss_scenarios import NOTHING, Place, loss_lines, losses
-from skerry.infra.spec.further_places import FurtherPlace
+from skerry.infra.cost.work_lost_by_failure import NOTHING, Place, loss_lines, losses
 from skerry.infra.spec.model import Faults
+from skerry.infra.spec.replication_section import FurtherPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.spec.further_places import EVERY_ROUND, PEERS, REPLICATION
+from skerry.infra.spec.replication_section import EVERY_ROUND, PEERS, REPLICATION
 from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 from skerry.runtime.log.run_record import majority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.spec.further_places import FurtherPlace
     from skerry.infra.spec.model import Spec
+    from skerry.infra.spec.replication_section import FurtherPlace
     from skerry.infra.spec.yaml_document import Document, Where
     from skerry.infra.spec_and_store_errors import Problem
 

@@ -12,7 +12,7 @@ from tests.infra.runs import Skerry, write_spec
 from skerry.infra import targets
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts
 from skerry.infra.local.docker_engine import Bind, ContainerRequest
-from skerry.infra.local.replica_inputs import read_inputs
+from skerry.infra.local.replica_env_secrets_and_data import read_inputs
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.run import check_machine_and_store
 from skerry.infra.spec import model

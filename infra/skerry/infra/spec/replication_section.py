@@ -174,7 +174,7 @@ def _outside_the_limit(document: Document) -> Iterator[Problem]:
     """Mirrors that limits.max_cost_usd cannot bound: it bounds machines, and sets `max_usd` aside."""
     most = document.value(("limits", "max_cost_usd"))
     if not isinstance(most, int | float) or isinstance(most, bool) or document.value(("failover",)) is not None:
-        return  # failover.py refuses the limit
+        return  # `check_automatic_failover` refuses the limit
     aside = 0.0
     lines = len(document.entries((REPLICATION,)))
     for index in range(lines):

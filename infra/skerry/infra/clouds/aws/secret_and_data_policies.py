@@ -13,7 +13,7 @@ from skerry.infra.clouds.aws.policies import Statement, service_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.env_secrets_and_data import Inputs
 
 _S3: Final = "s3://"
 _ACTIONS: Final = {"aws_secretsmanager": "secretsmanager:GetSecretValue", "aws_ssm": "ssm:GetParameter"}

@@ -9,7 +9,12 @@ import pytest
 from tests.infra.clouds.aws.account import REGION, answer, check_golden, check_model, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 
-from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups, create_request, default_vpc
+from skerry.infra.clouds.aws.security_group_in_existing_vpc import (
+    SecurityGroup,
+    SecurityGroups,
+    create_request,
+    default_vpc,
+)
 from skerry.infra.clouds.handler_helpers import NotYetVisible
 from skerry.runtime.errors import Conflict, Invalid
 
