@@ -168,7 +168,7 @@ class HandlerSuite(Generic[C]):
 
     def test_read_keeps_the_order_of_its_arguments(self, cloud: C) -> None:
         existing = self.wanted(self.resource(cloud))
-        missing = replace(existing, generation=7)
+        missing = replace(existing, resource=replace(existing.resource, name=f"{existing.name}-g7"))
         self.handler(cloud).create(existing)
         read = self.handler(cloud).read([missing, existing, missing])
         assert [seen is not None for seen in read] == [False, True, False]

@@ -68,6 +68,25 @@ class TestSecretBindings(GoogleHandlerSuite):
         SecretBindings(google).delete(record)
         assert policy(google)["bindings"] == [others]
 
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"role": "roles/storage.objectAdmin"},
+            {"condition": {**binding_of(ONE)["condition"], "expression": "true"}},
+        ],
+        ids=["role", "condition"],
+    )
+    def test_widened_binding_is_reported_and_restored(self, google: Google, changed: dict[str, Any]) -> None:
+        self.resource(google)
+        self.created(google, ONE)
+        current = policy(google)
+        (binding,) = current["bindings"]
+        body = {"policy": {**current, "bindings": [{**binding, **changed}]}}
+        google.call("secretmanager", "POST", f"v1/{SECRET}:setIamPolicy", body=body)
+        assert self.differing(ONE, self.seen(google, ONE)) == {"member"}
+        self.assert_restored(google, ONE, "member")
+        assert policy(google)["bindings"] == [binding_of(ONE)]
+
     def test_missing_secret_is_named(self, google: Google) -> None:
         missing = wanted(replace(BINDING, secret="projects/skerry-sandbox/secrets/none"))  # noqa: S106  a name
         assert list(SecretBindings(google).read([missing])) == [None]

@@ -166,6 +166,7 @@ class TestOidcProviders(Federated):
             ({"attributeMapping": {"google.subject": "assertion.aud"}}, "subject"),
             ({"oidc": {"issuerUri": "https://evil.example.com"}}, "issuer"),
             ({"oidc": {"issuerUri": CLUSTER.issuer, "allowedAudiences": ["any"]}}, "audiences"),
+            ({"oidc": {"issuerUri": CLUSTER.issuer, "jwksJson": '{"keys": []}'}}, "issuer"),
             ({"disabled": True}, "enabled"),
         ],
     )

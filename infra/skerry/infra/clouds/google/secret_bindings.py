@@ -154,10 +154,13 @@ def _seen(desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None
     ours = [binding for binding in (policy or {}).get("bindings", ()) if name_of(binding) == desired.name]
     if not ours:
         return None
-    mark, resource = mark_of(ours[0]), of(SecretBinding, desired)
+    mark, resource, members = mark_of(ours[0]), of(SecretBinding, desired), members_of(ours)
+    rights = {(str(binding["role"]), str(binding["condition"]["expression"])) for binding in ours}
+    if others := sorted(rights - {(ACCESSOR, _VERSIONS_ONLY)}):  # changed outside of skerry
+        members += "".join(f" with {role} where {condition}" for role, condition in others)
     return Observed(
         outputs=_outputs(desired.name, resource.secret),
-        settings={"region": resource.region, "secret": resource.secret, "member": members_of(ours)},
+        settings={"region": resource.region, "secret": resource.secret, "member": members},
         owner=None if mark is None else mark.owner(desired.run),
     )
 

@@ -392,11 +392,13 @@ class OidcProviders(_PoolProviders):
         mapping: Mapping[str, Any] = row.get("attributeMapping", {})
         admits, subjects = str(row.get("attributeCondition", "")), _texts(desired, "subjects")
         further = sorted(set(mapping) - {"google.subject"})
+        oidc: Mapping[str, Any] = row.get("oidc", {})
+        own_keys = " by other keys than it publishes" if oidc.get("jwksJson") else ""
         return {
             "pool": self._pool(desired),
-            "issuer": str(row.get("oidc", {}).get("issuerUri", "")),
+            "issuer": f"{oidc.get('issuerUri', '')}{own_keys}",
             "subjects": subjects if admits == subjects_condition(subjects) else [admits],
-            "audiences": list(row.get("oidc", {}).get("allowedAudiences", ())),
+            "audiences": list(oidc.get("allowedAudiences", ())),
             "subject": "; ".join([str(mapping.get("google.subject", "")), *further]),
         }
 
