@@ -56,6 +56,7 @@ def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options:
     data = DataLoader(TensorDataset(torch.ones(64, 4)), 4)
     try:
         with connect(contract.environment()) as replica:
+            replica.evaluate(lambda: {"val_loss": 2.0}, every=2)
             module = Module()
             count = options.pop("fragments", 1)
             fragments = list(module.net)[:count] if count > 1 else None
@@ -82,7 +83,11 @@ def test_trainer_ends_with_the_run(tmp_path: Path, pl: Any) -> None:
     store = begin(tmp_path, fragments=2, weighting="tokens")
     outcome = fit(tmp_path, pl, fragments=2, tokens=lambda batch: len(batch[0]))
     assert (outcome.status, outcome.round, outcome.tokens) == ("done", 3, 3 * 2 * 4)
-    assert [each.telemetry.tokens for each in contributions(store) if each.telemetry is not None] == [8] * 3
+    telemetry = [each.telemetry for each in contributions(store) if each.telemetry is not None]
+    assert [each.tokens for each in telemetry] == [8] * 3
+    evaluated = {"val_loss": 2.0}
+    assert [each.metrics for each in telemetry] == [{}, {}, evaluated]
+    assert outcome.metrics == evaluated, "also after the last round"
 
 
 def test_trainer_that_starts_after_the_last_round_ends_as_done(tmp_path: Path, pl: Any) -> None:

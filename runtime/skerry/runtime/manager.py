@@ -25,6 +25,7 @@ from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.installed_versions import read_software
 from skerry.runtime.log.log import read_run
+from skerry.runtime.log.records import Telemetry
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.replication.local_and_peer_checkpoints import LocalCheckpoints, LocalCopies
@@ -420,10 +421,14 @@ class ObjectStoreManager:
         """Take in values of one inner step; the round's record keeps their means. Raises Invalid for too many names."""
         self.lifecycle.rounds.round.telemetry.report(values)
 
-    @property
     def unrecorded_metrics(self) -> dict[str, float]:
-        """The means of what was reported in the current round; after the last one no contribution has them."""
-        return self.lifecycle.rounds.round.telemetry.metrics
+        """The means over all ranks of what was reported in the current round; after the last no contribution has them.
+
+        Every rank must call. Free for a replica of one rank.
+        """
+        own = Telemetry(metrics=self.lifecycle.rounds.round.telemetry.metrics)
+        whole = self._train.reduce_on_rank0("metrics", lambda: own, Telemetry.of_ranks, Telemetry)
+        return {} if whole is None else whole.metrics
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Within it nothing is trained: its time counts neither for this replica's pace nor for its round."""

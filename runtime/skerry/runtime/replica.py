@@ -152,6 +152,7 @@ class Replica(SlotNumbers):
         self._started = clock.now()
         self._losses: list[float] = []
         self._evaluations = _Evaluations()
+        self._last_metrics: dict[str, float] = {}
 
     def manager(
         self,
@@ -231,6 +232,7 @@ class Replica(SlotNumbers):
             manager.catch_up(inner_optimizer)
             self._evaluations.run(manager)
             if manager.finished:
+                self._last_metrics = manager.unrecorded_metrics()
                 return
             self._step = max(self._step + 1, manager.current_step() * self._steps_per_round + manager.inner_steps)
             if schedule is not None:
@@ -367,7 +369,7 @@ class Replica(SlotNumbers):
             loss_first=self._losses[0] if self._losses else None,
             loss_last=self._losses[-1] if self._losses else None,
             ended=self._clock.utc_text(),
-            metrics=(self._manager.unrecorded_metrics or None) if self._manager.finished else None,
+            metrics=self._last_metrics or None,
         )
         RunLog(self._store, self.run).create(keys.outcome(self.slot, presence.incarnation), outcome)
         emit("ended", {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]})

@@ -21,6 +21,7 @@ from tests.kit.managers import (
 )
 from tests.runtime.test_replica import create_run, variables
 from torch import nn
+from torch.distributed import TCPStore
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.errors import Invalid
@@ -158,6 +159,30 @@ def test_function_is_called_on_shared_parameters_after_every_second_round(tmp_pa
         4: {"val_loss": 4.0},
     }
     assert all((c.telemetry.evaluate_s > 0) == (c.round in {2, 4}) for c in contributions(store) if c.telemetry)
+
+
+def test_all_ranks_evaluate_what_is_recorded_with_the_end(tmp_path: Path) -> None:
+    """As in a round: each rank may have a part of the data."""
+    uri = (tmp_path / "run").as_uri()
+    store, server = create_run(uri, rounds=2, sync_every=STEPS), TCPStore("localhost", 0, is_master=True)
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(server.port)}
+
+    def run(rank: int) -> None:
+        with connect({**variables(uri), **address, "RANK": str(rank)}) as replica:
+            model = nn.Linear(2, 1)
+            inner, outer = torch.optim.SGD(model.parameters()), torch.optim.SGD(model.parameters())
+            replica.evaluate(lambda: {"val_loss": float(rank), f"of_rank_{rank}": 7.0})
+            with DiLoCo(replica.manager(), [model], inner, outer, sync_every=STEPS):
+                for _ in replica.steps(inner):
+                    inner.zero_grad()
+                    model(torch.ones(1, 2)).sum().backward()
+                    inner.step()
+
+    together([lambda: run(0), lambda: run(1)])
+    end = Outcome.parse(store.read(key := keys.outcome("r-0", 0)) or b"", key)
+    (before,) = [c.telemetry.metrics for c in contributions(store) if c.round == 1 and c.telemetry is not None]
+    assert (end.status, end.metrics) == ("done", before)
+    assert before == {"val_loss": 0.5, "of_rank_0": 7.0, "of_rank_1": 7.0}
 
 
 @pytest.mark.parametrize("every", [0, -1])

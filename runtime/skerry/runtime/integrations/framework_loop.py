@@ -109,8 +109,10 @@ class FrameworkLoop:
         self._evaluation.close()
 
     def end(self) -> None:
-        """Leave DiLoCo. Raises Retryable if the framework has ended before the run."""
+        """Evaluate the final model, and leave DiLoCo. Raises Retryable if the framework has ended before the run."""
         self.resume()
+        if self.is_over:
+            next(self._steps, None)
         self._diloco.close()
         if not self.is_over:
             raise Retryable(
