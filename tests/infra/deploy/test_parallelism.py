@@ -7,6 +7,7 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from botocore.client import BaseClient
 from requests import Session
 from tests.infra.deploy.account import DIGEST, skerry, write_run, write_spec
@@ -14,15 +15,16 @@ from tests.infra.deploy.test_company_rules import VERTEX
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
+from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.open_cloud_sessions import CallLimit, OperatorAccess
 from skerry.infra.targets.slurm.cluster import Answer, Cluster
+from skerry.infra.targets.vertex.sdk_create import Creator
+from skerry.runtime.errors import SkerryError
 from skerry.testing.plugin import skerry_google
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from skerry.testing.google import GoogleSandbox
     from skerry.testing.sandbox import Sandbox
@@ -113,7 +115,7 @@ def reached(value: object, limited: list[object], seen: set[int], depth: int = 4
         return
     seen.add(id(value))
     parts = getattr(value, "__dict__", {})
-    limited += [part for name, part in parts.items() if name == "_calls"]
+    limited += [part for name, part in parts.items() if name in {"calls", "_calls"}]
     closed = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     for part in (*parts.values(), *closed):
         reached(part, limited, seen, depth - 1)
@@ -123,14 +125,35 @@ def test_command_on_a_cluster_of_slurm_holds_the_limit() -> None:
     limit, held = CallLimit(1), list[bool]()
 
     def execute(_words: object, _text: str) -> Answer:
-        taken = threading.Thread(target=limit.__enter__, daemon=True)
-        taken.start()
-        taken.join(0.05)
-        held.append(taken.is_alive())
+        held.append(is_held(limit))
         return Answer(code=0, out="", err="")
 
     Cluster(FakeClock(), {}, None, execute, limit).call("true")
     assert held == [True]
+
+
+def test_creation_by_the_client_of_google_holds_the_limit(
+    skerry_google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, held, request = CallLimit(1), list[bool](), Session.request
+
+    def observed(*words: Any, **named: Any) -> Any:
+        held.append(is_held(limit))
+        return request(*words, **named)
+
+    monkeypatch.setattr(Session, "request", observed)
+    google = Google(FakeClock(), os.environ, project=skerry_google.project, calls=limit)
+    with pytest.raises(SkerryError):  # no machine is named
+        Creator(google).create(skerry_google.project, "us-central1", {"displayName": "a"})
+    assert held == [True]
+
+
+def is_held(limit: CallLimit) -> bool:
+    """True if another thread would have to wait for the only place."""
+    taken = threading.Thread(target=limit.__enter__, daemon=True)
+    taken.start()
+    taken.join(0.05)
+    return taken.is_alive()
 
 
 def test_call_within_a_call_needs_no_further_place() -> None:

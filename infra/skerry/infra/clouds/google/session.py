@@ -112,7 +112,7 @@ class Google:
         self.clock = clock
         self._environment = dict(environment)
         self._named = project
-        self._calls = calls
+        self.calls: Final = calls
         self._heard = heard
         self._making = threading.RLock()
         self._session: Any = None
@@ -312,7 +312,7 @@ class Google:
         requests = importlib.import_module("requests.exceptions")
         auth = importlib.import_module("google.auth.exceptions")
         try:
-            with self._calls:
+            with self.calls:
                 answer = session.request(method, url, timeout=(_CONNECT_S, _READ_S), **parameters)
             if answer.status_code < 400 and "json" in parameters and answer.content:
                 answer.json()

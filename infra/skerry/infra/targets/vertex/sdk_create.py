@@ -46,7 +46,8 @@ class Creator:
         job = self._sdk().CustomJob.from_json(json.dumps(body))
         for number in itertools.count():
             try:
-                created = client.create_custom_job(parent=parent, custom_job=job, retry=None, timeout=_ANSWER_S)
+                with self._google.calls:
+                    created = client.create_custom_job(parent=parent, custom_job=job, retry=None, timeout=_ANSWER_S)
             except Exception as error:  # of several libraries whose classes are imported late; others go on
                 answer = _answer_of(error)
                 if answer is None or not answer.is_unread or number + 1 >= _ATTEMPTS:
