@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tests.infra.executors.suite import LONG, SCRIPT, ExecutorSuite, through_jso
 from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
-from skerry.infra.executors import Ending, LocalProcessExecutor, ReplicaHandle
+from skerry.infra.executors import Ending, LocalProcessExecutor, ReplicaHandle, local
 from skerry.infra.local import leash
 from skerry.infra.local.process_starts import ProcessStarts
 from skerry.infra.run.run_record import create_or_load_run
@@ -108,6 +109,18 @@ def test_kill_by_another_process_waits_until_the_replica_has_started(
             gate.write_text("")
             pytest.fail("the kill did not wait for the start")
         assert executor.collect([handle], LONG) == [Ending(signal=signal.SIGKILL)]
+
+
+def test_kill_by_another_process_passes_over_what_has_just_ended(
+    stage: LocalStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leash has also the orphans of its replica, which end at any moment."""
+    ended, listed = 1 << 23, local.children  # above the highest number of a process
+    monkeypatch.setattr(local, "children", lambda pid: [ended, *listed(pid)])
+    with stage.executor() as executor:
+        [handle] = stage.launch(executor, 1)
+        stage.executor().cancel(handle, kill=True)
+        assert executor.collect([handle], timedelta(seconds=10)) == [Ending(signal=signal.SIGKILL)]
 
 
 def test_relative_store_starts_in_the_current_folder(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 from skerry.infra.executors.options import RunOptions
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
 from skerry.infra.local.docker_engine import Engine, EngineFailed
-from skerry.infra.local.leash import children
+from skerry.infra.local.leash import children, kill
 from skerry.infra.local.options import DockerTarget, LocalTarget
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
 from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
@@ -255,10 +255,8 @@ class LocalProcessExecutor(MachineExecutor):
 
     def _kill_replica(self, handle: ReplicaHandle) -> bool | None:
         """Kill the replica; None if its leash is yet to start it. The leash then ends what the replica has started."""
-        replica = children(self._process(handle).pid)
-        for child in replica:
-            os.kill(child, signal.SIGKILL)
-        return True if replica else None
+        killed = [kill(child) for child in children(self._process(handle).pid)]
+        return any(killed) or None
 
     def _process(self, handle: ReplicaHandle) -> Process:
         """The running process of this very start. Raises LookupError if it has ended."""

@@ -77,7 +77,7 @@ def _end_with_supervisor(replica: int) -> None:
 
 def _end_descendants() -> None:
     """Kill and reap until none is left: orphans of a killed child become our children before its end is reported."""
-    while any([_killed(child) for child in children(os.getpid())]):  # noqa: C419  a list: each is killed before the first wait
+    while any([kill(child) for child in children(os.getpid())]):  # noqa: C419  a list: each is killed before the first wait
         os.wait()
 
 
@@ -103,8 +103,8 @@ def stat_fields(pid: int) -> list[str] | None:
         return None
 
 
-def _killed(child: int) -> bool:
-    """Kill a child; False for one of another user (sudo), which is not waited for because it may outlive us."""
+def kill(child: int) -> bool:
+    """Kill a child; False if it has ended, or is of another user (sudo): it is not waited for, as it may outlive us."""
     try:
         os.kill(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
