@@ -284,7 +284,8 @@ def test_evaluation_after_the_last_round_ends_the_curve_of_its_metric() -> None:
     ends = [outcome(start.slot, round=11, metrics={"val_loss": 1.5}) for start in history.starts[:2]]
     ends.append(outcome("west-0", round=8, metrics={"val_loss": 9.0}))  # before the run was extended
     starts = [replace(start, outcome=end) for start, end in zip(history.starts, ends, strict=False)]
-    facts = run.facts(history=replace(history, starts=(*starts, history.starts[-1])))
+    again = replace(starts[0], incarnation=starts[0].incarnation + 1)  # started after the end, it evaluates once more
+    facts = run.facts(history=replace(history, starts=(starts[0], again, *starts[1:], history.starts[-1])))
     (curve,) = [curve for curve in facts.metrics if curve.name == "val_loss"]
     assert [point.round for point in curve.points] == [0, 5, 10, 11]
     assert (curve.points[-1].mean, curve.points[-1].replicas) == (1.5, 2)

@@ -66,9 +66,11 @@ def metric_curves(rounds: Sequence[RoundHistory], starts: Iterable[Start], most:
         for name, of_round in values.items():
             points[name].append(_point(item.round, of_round))
     closed = rounds[-1].round + 1 if rounds else 0
-    ends = [start.outcome for start in starts if start.outcome is not None and start.outcome.round == closed]
-    for name in dict.fromkeys(name for end in ends for name in end.metrics or ()):
-        points[name].append(_point(closed, [end.metrics[name] for end in ends if end.metrics and name in end.metrics]))
+    # A replica that starts after the end evaluates once more.
+    ends = [(start.slot, start.outcome) for start in starts if start.outcome and start.outcome.round == closed]
+    last = {slot: end.metrics for slot, end in ends if end.metrics}.values()
+    for name in dict.fromkeys(name for metrics in last for name in metrics):
+        points[name].append(_point(closed, [metrics[name] for metrics in last if name in metrics]))
     built_in = (LEARNING_RATE, GRADIENT_NORM)
     curves = [
         Curve(name=name, points=tuple(values), held_out=_HELD_OUT.search(name) is not None, by_replica={})
