@@ -22,7 +22,7 @@ settings.load_profile("skerry")
 # Where every test starts processes, builds something, or makes much of an account in memory and takes it away.
 SLOW_PLACES = (
     "packaging/",
-    "infra/clouds/aws/test_home.py",
+    "infra/clouds/aws/test_run_bucket_and_image_repository.py",
     "infra/clouds/aws/test_iam.py",
     "infra/clouds/aws/test_security_group_in_existing_vpc.py",
     "infra/clouds/aws/test_ecr.py",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.recipes.recipe_run import KILLED, ROUNDS, STEPS, RecipeRun, wandb_records
 
-from skerry.infra.cli import init_from_recipe
+from skerry.infra.cli import recipes_for_init
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +156,7 @@ def test_semi_synchronous_torchtitan_trains_and_a_killed_replica_rejoins(tmp_pat
 
 
 def test_every_recipe_has_a_file_and_every_file_is_a_recipe() -> None:
-    folder = init_from_recipe.folder()
-    assert sorted(init_from_recipe.FILES.values()) == sorted(
+    folder = recipes_for_init.folder()
+    assert sorted(recipes_for_init.FILES.values()) == sorted(
         path.name for path in folder.iterdir() if path.name.endswith(".py")
     )

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from tests.e2e.conftest import ROOT
 from tests.support.package_index import PackageIndex
 
-from skerry.infra.cli import init_from_recipe
+from skerry.infra.cli import recipes_for_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "tests").mkdir()
     shutil.copy(EXAMPLES / "test_skerry.py", tmp_path / "tests")
     (tmp_path / "train").mkdir()
-    (tmp_path / "train/train.py").write_text(init_from_recipe.script_of(init_from_recipe.PLAIN))
+    (tmp_path / "train/train.py").write_text(recipes_for_init.script_of(recipes_for_init.PLAIN))
     (tmp_path / "skerry.yaml").write_text(SPEC)
     return tmp_path
 

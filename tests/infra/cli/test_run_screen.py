@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 from tests.infra.cli.example_run import ExampleRun
 
+from skerry.infra.cli.compute_cost_so_far import HourlyPrice, Spending, TrafficPrices, machine_price, spending
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
-from skerry.infra.cli.spending import HourlyPrice, Spending, TrafficPrices, machine_price, spending
 from skerry.infra.cost.estimate import Cost
 from skerry.infra.cost.prices import load
 from skerry.infra.observe.history import read_history

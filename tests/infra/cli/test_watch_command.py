@@ -22,7 +22,7 @@ from tests.kit.records import receipt
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
-from skerry.infra.cli.spending import spending
+from skerry.infra.cli.compute_cost_so_far import spending
 from skerry.infra.cli.watch_command import Watching, is_over
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_changed_settings import RunSettings

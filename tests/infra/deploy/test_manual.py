@@ -11,7 +11,7 @@ from tests.support.command_line import invoke
 from tests.support.page_examples import assert_shows, shown
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_commands
+from skerry.infra.cli import plan_apply_import_commands
 from skerry.infra.cli.app import app
 from skerry.infra.spec.model import load
 
@@ -61,4 +61,4 @@ def test_manual_names_every_command(spec: str) -> None:
     names |= {group.name for group in app.registered_groups if isinstance(group.name, str)} | {"image"}
     documented = set(re.findall(r"`skerry ([a-z]+)", MANUAL))
     assert names - documented == set()
-    assert cloud_commands.CHANGES == 2
+    assert plan_apply_import_commands.CHANGES == 2

@@ -7,7 +7,7 @@ import pytest
 from tests.support.command_line import invoke
 
 from skerry.infra import targets
-from skerry.infra.cli import init_from_recipe
+from skerry.infra.cli import recipes_for_init
 from skerry.infra.spec import model
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
@@ -40,19 +40,19 @@ def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     assert last.endswith(f"put in your bucket and image: skerry plan {path}")
 
 
-@pytest.mark.parametrize("recipe", init_from_recipe.FILES)
+@pytest.mark.parametrize("recipe", recipes_for_init.FILES)
 def test_init_writes_the_script_of_a_recipe(tmp_path: Path, recipe: str) -> None:
     assert invoke("init", tmp_path / "skerry.yaml", "--from", recipe).exit_code == 0
     script = (tmp_path / "train" / "train.py").read_text()
-    assert script == (init_from_recipe.folder() / init_from_recipe.FILES[recipe]).read_text()
-    assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{init_from_recipe.FILES[recipe]})" in PAGE, (
+    assert script == (recipes_for_init.folder() / recipes_for_init.FILES[recipe]).read_text()
+    assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{recipes_for_init.FILES[recipe]})" in PAGE, (
         "docs/recipes.md"
     )
 
 
 def test_init_without_a_recipe_writes_the_plain_loop(tmp_path: Path) -> None:
     assert invoke("init", tmp_path / "skerry.yaml").exit_code == 0
-    assert (tmp_path / "train" / "train.py").read_text() == init_from_recipe.script_of("loop")
+    assert (tmp_path / "train" / "train.py").read_text() == recipes_for_init.script_of("loop")
 
 
 def test_init_for_an_unknown_recipe_writes_nothing(tmp_path: Path) -> None:

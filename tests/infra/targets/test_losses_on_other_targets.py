@@ -13,7 +13,7 @@ from tests.infra.targets.test_running_jobs_are_reported import OPTIONS, complain
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
-from skerry.infra.cli import cloud_run_commands, show_resources_commands
+from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_throttled_service_is_named_although_there_is_a_state(run: TargetRun, mo
 
 def start(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Start the run's job; return the spec's path and the job's address."""
-    for module in (show_resources_commands, cloud_run_commands):
+    for module in (show_resources_commands, up_status_destroy_in_clouds):
         monkeypatch.setattr(module, "SystemClock", FakeClock)
     for name, value in {**run.environment, "AWS_MAX_ATTEMPTS": "1"}.items():
         monkeypatch.setenv(name, value)

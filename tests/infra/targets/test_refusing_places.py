@@ -12,7 +12,7 @@ from tests.infra.targets.runs import HfJobsRun, KubernetesRun, ModalRun, SageMak
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
-from skerry.infra.cli import cloud_run_commands, show_resources_commands
+from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 
 if TYPE_CHECKING:
     from skerry.testing.faults import How
@@ -38,7 +38,7 @@ COMMANDS: Final = {
 @pytest.mark.parametrize("how", ["deny", "throttle"])
 @pytest.mark.parametrize("run", CALLS, indirect=True, ids=lambda kind: kind.KIND)
 def test_service_that_cannot_be_asked_is_named(run: TargetRun, how: How, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (show_resources_commands, cloud_run_commands):
+    for module in (show_resources_commands, up_status_destroy_in_clouds):
         monkeypatch.setattr(module, "SystemClock", FakeClock)
     for name, value in {**run.environment, "AWS_MAX_ATTEMPTS": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -18,7 +18,7 @@ from tests.infra.targets.runs import BatchRun, VertexRun
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
-from skerry.infra.cli import cloud_run_commands, show_resources_commands
+from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 from skerry.infra.cli.interrupts import stopping_watch
 from skerry.testing.both_clouds import Clouds
 
@@ -154,9 +154,9 @@ LOSSES: Final[dict[str, Callable[[Running], None]]] = {
 def running(
     aws_sandbox: Sandbox, google_sandbox: GoogleSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[Running]:
-    for module in (show_resources_commands, cloud_run_commands):
+    for module in (show_resources_commands, up_status_destroy_in_clouds):
         monkeypatch.setattr(module, "SystemClock", FakeClock)
-    monkeypatch.setattr(cloud_run_commands, "stopping_watch", stopping_at_once)
+    monkeypatch.setattr(up_status_destroy_in_clouds, "stopping_watch", stopping_at_once)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     yield Running(Clouds(aws=aws_sandbox, google=google_sandbox), tmp_path, monkeypatch)
     google_sandbox.heal()

@@ -1,7 +1,7 @@
 """The command line application: registers every command, and has those for runs on this machine.
 
-A spec of a cloud goes to `cloud_run_commands`. Exit codes: see `common`. `fast_help_entry_point` has the table of
-`skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
+A spec of a cloud goes to `up_status_destroy_in_clouds`. Exit codes: see `common`. `fast_help_entry_point` has the table
+of `skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_commands, cloud_run_commands, init_from_recipe, run_text
+from skerry.infra.cli import plan_apply_import_commands, recipes_for_init, run_text, up_status_destroy_in_clouds
 from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
@@ -43,18 +43,18 @@ from skerry.infra.cli.common import (
     run_uri,
     to_json,
 )
+from skerry.infra.cli.compute_cost_so_far import read_spending
 from skerry.infra.cli.doctor_command import doctor
-from skerry.infra.cli.export_command import export
+from skerry.infra.cli.export_model_command import export
 from skerry.infra.cli.extend_command import extend
-from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.live_run_table import EnduringScreen, open_screen
 from skerry.infra.cli.open_run import open_run
+from skerry.infra.cli.push_image_commands import app as image_app
 from skerry.infra.cli.replicate_restore_commands import replicate, restore_run
 from skerry.infra.cli.report_command import report
 from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.sandbox_command import sandbox
-from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.status_participation import mirrors_so_far, participation_so_far
 from skerry.infra.cli.supervisor_output_text import is_shown, log_line
 from skerry.infra.cli.watch_command import as_json_line, settled_view, watch
@@ -103,7 +103,7 @@ app.command()(doctor)
 app.command()(sandbox)
 app.command()(replicate)
 app.command("restore")(restore_run)
-cloud_commands.register(app)
+plan_apply_import_commands.register(app)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +135,13 @@ def init(
     ] = "local",
     recipe: Annotated[
         str,
-        typer.Option("--from", metavar="RECIPE", help=f"What the script is like: {', '.join(init_from_recipe.FILES)}."),
-    ] = init_from_recipe.PLAIN,
+        typer.Option("--from", metavar="RECIPE", help=f"What the script is like: {', '.join(recipes_for_init.FILES)}."),
+    ] = recipes_for_init.PLAIN,
 ) -> None:
     """Write a commented sample spec, and a training script next to it. Existing files are not changed."""
     script = path.parent / "train" / "train.py"
     with errors_as_exit_codes():
-        text_of_script = init_from_recipe.script_of(recipe)
+        text_of_script = recipes_for_init.script_of(recipe)
         if target not in targets.samples():
             raise Invalid(f"no sample for {target!r}; choose one of {', '.join(targets.samples())}")
         try:
@@ -211,8 +211,8 @@ def up(
         if model.is_deployed(path, targets.kinds(), overrides or ()):
             spec = check_machine_and_store.load_deployed(path, targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                answers = cloud_run_commands.Answers(approved=approved, take_over=take_over)
-                cloud_run_commands.up(spec, typed, answers, quiet=quiet, as_json=as_json)
+                answers = up_status_destroy_in_clouds.Answers(approved=approved, take_over=take_over)
+                up_status_destroy_in_clouds.up(spec, typed, answers, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         with contextlib.suppress(SpecInvalid):  # the next line reports all problems at once
@@ -257,7 +257,7 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
         if spec is not None and spec.deployed:
             spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                cloud_run_commands.status(spec, as_json=as_json)
+                up_status_destroy_in_clouds.status(spec, as_json=as_json)
             return
         store, settings = _open_run(run, overrides or ())
         clock = SystemClock()
@@ -339,14 +339,14 @@ def logs(
         if spec is not None and spec.deployed:
             spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(service=CLOUD):
-                cloud_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
+                up_status_destroy_in_clouds.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
         only = replica if replica is None or spec is None else spec.spec.slot(replica)
         workspace = _workspace_near(run_uri(run, overrides or ())) if spec is None else Workspace(spec.work_folder)
         if workspace is None:
             with errors_as_exit_codes(service=CLOUD):
                 store = _open_run(run, ())[0]
-                cloud_run_commands.logs_of_uri(store, follow=follow, replica=replica, verbose=verbose)
+                up_status_destroy_in_clouds.logs_of_uri(store, follow=follow, replica=replica, verbose=verbose)
             return
         tails: dict[Path, LogTail] = {}
         clock = SystemClock()
@@ -382,7 +382,7 @@ def destroy(
         if spec is not None and spec.deployed:
             spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                cloud_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
+                up_status_destroy_in_clouds.destroy(spec, data=data, approved=yes, as_json=as_json)
             return
         clock = SystemClock()
         uri = run_uri(run, overrides or ())

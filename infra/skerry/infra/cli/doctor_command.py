@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_run_commands, doctor_text
+from skerry.infra.cli import doctor_text, up_status_destroy_in_clouds
 from skerry.infra.cli.common import (
     DEFAULT_SPEC,
     FAILED,
@@ -117,7 +117,7 @@ def doctor(
 def _examine(run: str, overrides: Sequence[str], clock: Clock, *, deep: bool, as_json: bool) -> None:
     if not is_uri(run) and load_spec(run, overrides).deployed:
         spec = check_machine_and_store.load_deployed(Path(run), targets.kinds(), overrides)
-        ok = cloud_run_commands.doctor(spec, deep=deep, as_json=as_json)
+        ok = up_status_destroy_in_clouds.doctor(spec, deep=deep, as_json=as_json)
         raise typer.Exit(0 if ok else FAILED)
     store = open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S)
     examination = doctor_text.examine(store, clock, deep=deep)

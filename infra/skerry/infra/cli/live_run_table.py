@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from skerry.infra.cli.spending import Spending
+    from skerry.infra.cli.compute_cost_so_far import Spending
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
 

@@ -6,8 +6,8 @@ import os
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from skerry.infra.cli.compute_cost_so_far import read_prices, read_traffic_prices, spending
 from skerry.infra.cli.estimate_command import estimate_of
-from skerry.infra.cli.spending import read_prices, read_traffic_prices, spending
 from skerry.infra.cli.watch_command import settled_view
 from skerry.infra.deploy.read_clouds import read_rates
 from skerry.infra.observe.doctor.examine import examine_history, examine_store
@@ -27,8 +27,8 @@ from skerry.runtime.log.read_rounds import list_roll_ups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from skerry.infra.cli.compute_cost_so_far import Spending
     from skerry.infra.cli.open_run import OpenedRun
-    from skerry.infra.cli.spending import Spending
     from skerry.infra.deploy.prepared_deployment import Deployment
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.history import RunHistory

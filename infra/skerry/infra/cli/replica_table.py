@@ -15,7 +15,7 @@ from skerry.runtime.log.keys import slot_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from skerry.infra.cli.spending import Spending
+    from skerry.infra.cli.compute_cost_so_far import Spending
     from skerry.infra.observe.run_view import Mark, ReplicaView, RunView
 
 # Character and style of a replica's part in a round, in the order of the legend.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from skerry.infra.cli.spending import Spending
+    from skerry.infra.cli.compute_cost_so_far import Spending
     from skerry.infra.observe.run_view import RunView
 
 MIN_WIDTH: Final = 60

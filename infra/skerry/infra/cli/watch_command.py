@@ -21,12 +21,12 @@ from skerry.infra.cli.common import (
     print_lines,
     to_json,
 )
+from skerry.infra.cli.compute_cost_so_far import read_spending
 from skerry.infra.cli.interrupts import on_signal
 from skerry.infra.cli.live_run_table import PlainScreen
 from skerry.infra.cli.open_run import open_run
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
-from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.supervisor_output_text import note
 from skerry.infra.local.up_destroy_events import RoundsMissed
 from skerry.infra.observe.history import read_history
@@ -41,7 +41,7 @@ from skerry.runtime.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.infra.cli.spending import Spending
+    from skerry.infra.cli.compute_cost_so_far import Spending
     from skerry.infra.observe.history import RunHistory
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # The name is the one in identities, price tables, options and kinds of resources. Values: module and URI scheme.
 _CLOUDS: Final = {
-    "aws": ("skerry.infra.clouds.aws.home", "s3"),
-    "google": ("skerry.infra.clouds.google.home", "gs"),
-    "disk": ("skerry.infra.clouds.disk.home", "file"),
+    "aws": ("skerry.infra.clouds.aws.run_bucket_and_image_repository", "s3"),
+    "google": ("skerry.infra.clouds.google.run_bucket_and_image_repository", "gs"),
+    "disk": ("skerry.infra.clouds.disk.run_folder", "file"),
 }
 
 NAMES: Final = tuple(_CLOUDS)

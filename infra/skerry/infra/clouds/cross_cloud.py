@@ -17,8 +17,8 @@ from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import Statement, replica_policy
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
-from skerry.infra.clouds.google.home import place
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
+from skerry.infra.clouds.google.run_bucket_and_image_repository import place
 from skerry.infra.clouds.google.services import service
 from skerry.infra.clouds.google.workload_identity import (
     MOST_SUBJECT_BYTES,
@@ -36,7 +36,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.google.home import GoogleHome
+    from skerry.infra.clouds.google.run_bucket_and_image_repository import GoogleHome
     from skerry.infra.provision.graph import Resource, Text
     from skerry.infra.provision.target_and_store_interfaces import MirrorPlace, RunContext
 

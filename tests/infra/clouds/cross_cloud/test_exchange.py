@@ -10,12 +10,12 @@ from tests.infra.clouds.cross_cloud.test_cross_cloud import BATCH, BUCKET, PREFI
 from tests.infra.clouds.google.kit import wanted
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.policies import trust_service
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import AwsHome
 from skerry.infra.clouds.aws.s3 import Bucket as S3Bucket
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.google.home import handlers
+from skerry.infra.clouds.google.run_bucket_and_image_repository import handlers
 from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.provision.graph import Graph, resolved

@@ -12,7 +12,7 @@ from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
 from tests.infra.targets.aws import ACCOUNT, IMAGE, build_graph
 
-from skerry.infra.clouds.aws.home import AwsHome
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import AwsHome
 from skerry.infra.targets.aws_batch.machine_sizing import Machine
 from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 from skerry.infra.targets.aws_batch.resource_graph import build_resources

@@ -10,7 +10,7 @@ from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
 from tests.infra.targets.aws import IMAGE, build_graph
 
-from skerry.infra.clouds.aws.home import AwsHome
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import AwsHome
 from skerry.infra.targets.sagemaker.jobs import Jobs
 from skerry.infra.targets.sagemaker.machine_lookup import Machine
 from skerry.infra.targets.sagemaker.resource_graph import build_resources

@@ -12,7 +12,7 @@ from tests.infra.targets.aws import S3_STORE
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.gcs import Bucket
-from skerry.infra.clouds.google.home import GoogleHome
+from skerry.infra.clouds.google.run_bucket_and_image_repository import GoogleHome
 from skerry.infra.provision.graph import Graph
 from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
 from skerry.infra.targets.vertex.target import Vertex

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import fetching
-from skerry.infra.clouds.aws.home import CLOUD
 from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
 from skerry.infra.clouds.aws.policies import Statement, service_principal, trust_service
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import CLOUD
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.aws.security_group_in_existing_vpc import SecurityGroup
 from skerry.infra.provision.graph import Ref, short_name

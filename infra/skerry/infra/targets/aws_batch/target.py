@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
-from skerry.infra.clouds.aws.home import repositories
 from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
     InstanceProfiles,
@@ -15,6 +14,7 @@ from skerry.infra.clouds.aws.iam import (
     ServiceLinkedRoles,
 )
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import repositories
 from skerry.infra.clouds.aws.security_group_in_existing_vpc import SecurityGroup, SecurityGroups
 from skerry.infra.targets.aws_batch import checks, costs, job_views
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import s3 as aws_storage
-from skerry.infra.clouds.aws.home import STORE
 from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import Statement, replica_policy
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import STORE
 from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
 from skerry.infra.clouds.cross_cloud import LONGEST_SESSION_S
 from skerry.infra.clouds.google import gcs as google_storage

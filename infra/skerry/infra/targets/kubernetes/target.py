@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra import clouds
 from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Account
-from skerry.infra.clouds.google import home as google_home
+from skerry.infra.clouds.google import run_bucket_and_image_repository as google_home
 from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.spec.store_uri import FILE
 from skerry.infra.targets.kubernetes import checks, job_views, unknown_costs

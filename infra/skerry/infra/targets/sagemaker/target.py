@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
-from skerry.infra.clouds.aws.home import repositories
 from skerry.infra.clouds.aws.iam import Role, Roles
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import repositories
 from skerry.infra.targets.sagemaker import checks, costs, job_views, quotas
 from skerry.infra.targets.sagemaker.jobs import Jobs
 from skerry.infra.targets.sagemaker.machine_lookup import find_machine

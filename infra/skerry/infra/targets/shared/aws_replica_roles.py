@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.home import STORE, place
 from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import Statement, mirror_policy, replica_policy, trust_service
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import STORE, place
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.aws.secret_and_data_policies import input_policy
 from skerry.infra.clouds.cross_cloud import CrossCloudAccess, ForeignReplica, aws_into_google, visitor_name

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.clouds.aws.home import image_checks
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import image_checks
 from skerry.infra.clouds.aws.s3 import Buckets
 from skerry.infra.clouds.aws.secret_and_data_policies import buckets_of
 from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.cross_cloud import google_store
-from skerry.infra.clouds.google import home as google_home
+from skerry.infra.clouds.google import run_bucket_and_image_repository as google_home
 from skerry.infra.clouds.handler_helpers import BucketLook
 from skerry.infra.cost import prices
 from skerry.infra.targets.shared.aws_replica_roles import is_in_google, is_in_s3
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.clouds.cross_cloud import GoogleStore
-    from skerry.infra.clouds.google.home import GoogleHome
+    from skerry.infra.clouds.google.run_bucket_and_image_repository import GoogleHome
     from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
     from skerry.infra.cost.prices import Prices
     from skerry.infra.provision.handler import Desired, Observed

@@ -15,8 +15,8 @@ from skerry.infra.clouds.cross_cloud import CrossCloudAccess, ForeignReplica, go
 from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
-from skerry.infra.clouds.google.home import STORE
 from skerry.infra.clouds.google.replica_rules import mirror_rules, replica_rules
+from skerry.infra.clouds.google.run_bucket_and_image_repository import STORE
 from skerry.infra.clouds.google.secret_and_data_bindings import Reader, input_bindings
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_id
 from skerry.infra.clouds.google.services import Service, service

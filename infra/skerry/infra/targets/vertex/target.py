@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import s3 as aws_storage
 from skerry.infra.clouds.aws import tag_imported as aws_import
-from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import AwsHome
 from skerry.infra.clouds.bucket_and_image_checks import data_checks
-from skerry.infra.clouds.google import home
+from skerry.infra.clouds.google import run_bucket_and_image_repository as google_home
 from skerry.infra.clouds.google.gcs import Buckets
 from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.secret_and_data_bindings import buckets_of
@@ -60,13 +60,13 @@ class Vertex:
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. The spec's project is used, not that of the environment."""
         return (
-            *home.repositories(context, self.google.project),
+            *google_home.repositories(context, self.google.project),
             *build_resources(context, groups, self._s3_store(context)),
         )
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
-        return {**home.handlers(self.google), Role.KIND: Roles(self.aws), Job.KIND: Jobs(self.google)}
+        return {**google_home.handlers(self.google), Role.KIND: Roles(self.aws), Job.KIND: Jobs(self.google)}
 
     def claim(self, desired: Desired, observed: Observed) -> None:
         """See Target.claim."""
@@ -84,7 +84,7 @@ class Vertex:
         yield from checks.checks(self.google, groups)
         if context.run_uri.startswith(_S3):
             # With a store in Cloud Storage, the store's cloud checks the images.
-            yield from home.image_checks(self.google, context.images_of(groups))
+            yield from google_home.image_checks(self.google, context.images_of(groups))
         yield from data_checks(
             context, groups, buckets_of, lambda bucket, _: Buckets(self.google).look(bucket, context.run_uri)
         )

@@ -19,7 +19,7 @@ from skerry.infra import clouds
 from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import Repository
 from skerry.infra.clouds.google.gcs import Bucket, Buckets
-from skerry.infra.clouds.google.home import GoogleHome, open_home
+from skerry.infra.clouds.google.run_bucket_and_image_repository import GoogleHome, open_home
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import Pool, Provider

@@ -16,11 +16,11 @@ from rich.text import Text
 from skerry.infra.cli import deployed_watch, doctor_text, job_text, plan_text, removal_text, run_text
 from skerry.infra.cli.apply_progress import showing_steps
 from skerry.infra.cli.common import FAILED, NOT_BY_ALL, ask_take_over, confirm, print_lines, to_json
+from skerry.infra.cli.compute_cost_so_far import read_spending
 from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
 from skerry.infra.cli.live_run_table import open_screen
-from skerry.infra.cli.spending import read_spending
 from skerry.infra.cli.status_participation import mirrors_so_far, participation_so_far
 from skerry.infra.deploy import plan_file, read_clouds, removal
 from skerry.infra.deploy.list_and_stop_jobs import JobLogs, searched_places

@@ -13,7 +13,7 @@ from tests.infra.kit import brought, checks_of, ground_from, write_spec
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.ecr import Repository
-from skerry.infra.clouds.aws.home import AwsHome, open_home
+from skerry.infra.clouds.aws.run_bucket_and_image_repository import AwsHome, open_home
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.open_cloud_sessions import OperatorAccess

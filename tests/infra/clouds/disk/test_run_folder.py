@@ -9,7 +9,7 @@ from tests.infra.kit import ground_from, write_spec
 from tests.support.clocks import FakeClock
 
 from skerry.infra import clouds
-from skerry.infra.clouds.disk.home import folder_of
+from skerry.infra.clouds.disk.run_folder import folder_of
 from skerry.infra.clouds.open_cloud_sessions import OperatorAccess
 from skerry.infra.provision.handler import Condition, Desired
 from skerry.runtime.errors import Invalid

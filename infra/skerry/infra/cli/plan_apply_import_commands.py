@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from skerry.infra.cli import cloud_run_commands, job_text, plan_text, show_resources_commands
+from skerry.infra.cli import job_text, plan_text, show_resources_commands, up_status_destroy_in_clouds
 from skerry.infra.cli.common import (
     BAD_USAGE,
     CLOUD,
@@ -93,7 +93,7 @@ def plan(
                 raise Invalid("--destroy removes the whole run: leave out --target, --replace and --refresh-only")
             planned = removal.plan_removal(deployment)
             _finish_plan(
-                cloud_run_commands.removal_plan(deployment, planned, spec, sets),
+                up_status_destroy_in_clouds.removal_plan(deployment, planned, spec, sets),
                 out,
                 as_json=as_json,
                 detailed=detailed,
@@ -192,18 +192,18 @@ def apply(
             saved = plan_file.load(path)
             deployment = prepare_deployed(Path(saved.spec), saved.overrides, parallelism)
             if saved.destroy is not None:
-                cloud_run_commands.destroy_as_planned(deployment, saved, as_json=as_json)
+                up_status_destroy_in_clouds.destroy_as_planned(deployment, saved, as_json=as_json)
                 return
             planned = make_plan(deployment, saved.only, to_replace=saved.replace, at_once=parallelism)
-            review = cloud_run_commands.review_of(deployment, planned, verbose=saved.review.verbose)
+            review = up_status_destroy_in_clouds.review_of(deployment, planned, verbose=saved.review.verbose)
             plan_file.check_current(saved, planned.binding, planned.plan.changes, review)
             approved = True
         else:
             deployment = prepare_deployed(path, overrides or (), parallelism)
-            cloud_run_commands.take_over_lock(deployment, approved=take_over)
+            up_status_destroy_in_clouds.take_over_lock(deployment, approved=take_over)
             planned = make_plan(deployment, only or (), to_replace=replace or (), at_once=parallelism)
-        answers = cloud_run_commands.Answers(approved=approved, take_over=take_over, at_once=parallelism)
-        cloud_run_commands.show_and_apply(deployment, planned, answers, as_json=as_json)
+        answers = up_status_destroy_in_clouds.Answers(approved=approved, take_over=take_over, at_once=parallelism)
+        up_status_destroy_in_clouds.show_and_apply(deployment, planned, answers, as_json=as_json)
 
 
 def import_(
