@@ -99,6 +99,48 @@ def test_nothing_is_published_without_a_build(checkout: Path) -> None:
     assert "run scripts/release build" in printed
 
 
+# Makes an environment in which each command succeeds, but for those that match $BROKEN.
+INTERPRETER = """\
+#!/usr/bin/env bash
+if [[ "$*" =~ $BROKEN ]]; then echo broken >&2; exit 1; fi
+if [[ "$*" == "-m venv"* ]]; then
+    mkdir -p "${@: -1}/bin"
+    for name in python skerry skerry-replica; do cp "$0" "${@: -1}/bin/$name"; done
+fi
+if [[ "$*" == *samples* ]]; then echo local; fi
+"""
+
+
+@pytest.fixture
+def tried(tmp_path: Path) -> Path:
+    """A checkout with a wheel, whose environment has one program: the interpreter above."""
+    for name in ("scripts/release", "scripts/_environment", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    for name in ("dist/skerry-1-py3-none-any.whl", "dist/skerry-1.tar.gz", ".venv/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(INTERPRETER)
+        (tmp_path / name).chmod(0o755)
+    digest = run("bash", "-c", "cat pyproject.toml constraints.txt | sha256sum", folder=tmp_path)
+    (tmp_path / ".venv/skerry.sha256").write_text(digest)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "broken", ["samples", "validate", "check file", "pip .*check", "report", "lightning", "pip .*all,"]
+)
+def test_try_fails_with_the_first_command_that_fails(tried: Path, broken: str) -> None:
+    interpreter = tried / ".venv/bin/python"
+    assert "works" in run("scripts/release", "try", interpreter, folder=tried, BROKEN="^$")
+    printed = run("scripts/release", "try", interpreter, folder=tried, code=1, BROKEN=broken)
+    assert "works" not in printed
+
+
+def test_try_without_an_interpreter_fails(tried: Path) -> None:
+    variables = {"PYTHON": "/nowhere/python", "BROKEN": "^$"}
+    assert "needs Python 3.11" in run("scripts/release", "try", folder=tried, code=1, **variables)
+
+
 def test_workflow_of_a_release_calls_verbs_that_exist() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     lines = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
