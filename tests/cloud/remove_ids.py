@@ -59,6 +59,8 @@ _FORMS: Final = tuple(
         ("aws-account", r"(?<!\d)(?<!\d\.)(?P<id>\d{12}|\d{4}-\d{4}-\d{4}|\d{4} \d{4} \d{4})(?!\d)"),
         ("host", r"(?<![\w.-])(?P<id>(?:ip|ec2)-\d+-\d+-\d+-\d+[\w.-]*\w)"),
         ("host", r"(?<![\w.-])(?P<id>[\w-]+(?:\.[\w-]+)*\.(?:internal|local|localdomain|lan|corp))(?![\w.-])"),
+        ("host", r"(?<![\w.-])(?P<id>[0-9A-Fa-f]{32})\.\w+\.[a-z0-9-]+\.eks\.amazonaws\.com"),
+        ("address", r"(?:https?://|\bhost=['\"]?)(?P<id>[\w-]+(?:\.[\w-]+)+)"),
         ("ip", r"(?<![\w.])(?P<id>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|\.\d)"),
         ("ip", r"(?<![\w:.])(?P<id>[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w:])"),
         ("user", r"/(?:home|Users)/(?P<id>[^/\s\"'<>:]+)"),
@@ -71,6 +73,12 @@ _PUBLIC: Final = frozenset(
         "root user ubuntu debian admin runner ec2-user operator localhost default main master prod dev test staging "
         "skerry none null true false yes no on off /dev/null / . aws google s3 gs us 127.0.0.1 0.0.0.0 :: ::1",
     )
+)
+# Addresses of vendors' services: what names an account in one of them has a form of its own.
+_VENDORS: Final = re.compile(
+    r"(?:.*\.)?(?:amazon\.com|amazonaws\.com(?:\.cn)?|google\.com|googleapis\.com|pkg\.dev|huggingface\.co|modal\.com|"
+    r"kubernetes\.io|github\.com|ghcr\.io|pypi\.org|python\.org|pydantic\.dev)",
+    re.IGNORECASE,
 )
 # Of variables whose values are ids or secrets, whichever tool reads them.
 _VARIABLES: Final = re.compile(
@@ -200,6 +208,8 @@ def _is_private(kind: str, value: str | None) -> bool:
     """A form of an id matches other things: a digest, a placeholder's number, a time of day."""
     if value is None or value.lower() in _PUBLIC:
         return False
+    if kind == "address":
+        return _VENDORS.fullmatch(value) is None
     if kind != "ip":
         return True
     try:

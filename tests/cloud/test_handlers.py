@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -81,13 +82,18 @@ class InAccount:
         self.RUN, self.OTHER, self.REGIONS = f"{store}/{self.label}", f"{store}/{self.label}-x", (self.where["region"],)
         self.STRANGER = ".*" + self.label + ".*"
         self.notes: list[tuple[Handler, Desired]] = []
+        # The ladder names what these describe, also if the process is interrupted while it takes it away.
+        self.places = [
+            Place.spelled(settings, name, [self.KIND], 1, store=store, jobs=False)
+            for name in (self.label, f"{self.label}-x")
+        ]
         yield
-        self._removed(settings, store)
+        self._remove()
 
     def noted(self, handler: Handler) -> Any:
         return Noted(handler, self.notes, self.clock)
 
-    def _removed(self, settings: Settings, store: str) -> None:
+    def _remove(self) -> None:
         """Take away what was made, newest first."""
         left = []
         for handler, item in reversed(self.notes):
@@ -98,10 +104,10 @@ class InAccount:
             except SkerryError as error:
                 left.append(f"{item.resource.KIND} {item.name}: {error}")
         if left:
-            names = (self.label, f"{self.label}-x")
-            places = [Place.spelled(settings, name, [self.KIND], 1, store=store, jobs=False) for name in names]
-            commands = [f"skerry destroy {place.spec} --yes --data" for place in places]
+            commands = [f"skerry destroy {place.spec} --yes --data" for place in self.places]
             pytest.fail("\n".join(["LEFT in the account:", *left, "take it away:", *commands]), pytrace=False)
+        for place in self.places:
+            shutil.rmtree(place.spec.parent)
 
 
 class InAws(InAccount, AwsHandlerSuite):

@@ -209,6 +209,25 @@ def test_ladder_stops_at_a_surprise_and_goes_on_until_ctrl_c(
     assert results(page.read_text())["stores-aws"] == "interrupted"
 
 
+def test_ctrl_c_during_the_cleaning_names_what_is_left(
+    account: dict[str, str], clouds: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_aws = {name: text for name, text in account.items() if name not in {names.GOOGLE_PROJECT, names.AWS_IMAGE}}
+    only_aws["PYTEST_ADDOPTS"] = "-k 'caller or replace_overwrites or (TestRoles and keeps_the_order)'"
+    clouds.aws.fail(how="throttle", on="iam:DeleteRole", times=None)
+    with climbing(only_aws, tmp_path) as (process, ended):
+        until(lambda: any(call.name == "iam:DeleteRole" for call in clouds.aws.calls))
+        process.send_signal(signal.SIGINT)
+        response = ended()
+    assert response.returncode == ladder.INTERRUPTED, response.stdout[-8000:]
+    assert "interrupted in rung handlers-aws; something may still run" in response.stdout
+    clouds.aws.heal()
+    for name, text in clouds.environment.items():
+        monkeypatch.setenv(name, text)
+    for command in re.findall(r"take it away:  skerry (destroy .*) && rm -r", response.stdout):
+        assert invoke(*shlex.split(command)).exit_code == 0
+
+
 def test_a_bucket_of_the_users_own_is_empty_again(account: dict[str, str], clouds: Clouds) -> None:
     s3, name = clouds.aws.client("s3"), "theirs"
     s3.create_bucket(Bucket=name)

@@ -69,7 +69,11 @@ IDS = {
     "short user": ("by ada.", "ada"),
     "host": ("on adas-laptop", "laptop"),
     "host of a machine": ("ip-10-0-1-2.ec2.internal", "10-0-1-2"),
+    "host of EC2": ("https://ec2-10-0-1-2.compute-1.amazonaws.com", "10-0-1-2"),
     "internal host": ("db1.eng.corp", "db1"),
+    "cluster": ("Kubernetes: https://k8s.prod.navy.example:6443, version v1.33", "navy"),
+    "cluster of EKS": ("https://0123456789ABCDEF0123456789ABCDEF.gr7.us-east-1.eks.amazonaws.com", "6789ABCDEF"),
+    "cluster of AKS": ("host='navy-dns-1a2b.hcp.westeurope.azmk8s.io', port=443", "navy"),
     "IPv4": ("from 10.20.30.40:443", "10.20.30.40"),
     "IPv6": ("from 2001:db8::8a2e:370:7334", "8a2e"),
     "instance": ("i-0abcdef1234567890 in vpc-0309bde3ff1ccc147", "0abcdef"),
@@ -110,7 +114,8 @@ def test_rest_of_a_text_is_kept() -> None:
         f"skerry 0.1.dev704 on 2026-11-28T14:37:24+00:00, image {DIGEST}, commit 40dc6f6d2ea7\n"
         "| stores-aws | passed | 21 passed, 1 skipped | 12 s | $0.10 | loss 5.773379147052765, 0.123456789012\n"
         "tests/cloud/test_stores.py::TestS3::test_race[8] http://127.0.0.1:8080/x us-east-1 c7i.large\n"
-        "iam:PassRole, s3:DeleteBucket, storage.googleapis.com, 6,144 tokens, adamant, root"
+        "iam:PassRole, s3:DeleteBucket, storage.googleapis.com, 6,144 tokens, adamant, root\n"
+        "https://sts.amazonaws.com https://docs.aws.amazon.com/x http://cloud.google.com:80 https://huggingface.co"
     )
     assert remove_ids(text, [*KNOWN, Id("user", "root"), Id("project", "skerry")]) == text
 
