@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,6 +115,14 @@ def test_missing_cloud_environment_is_invalid(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name)
     with pytest.raises(Invalid, match=r"cannot open az://container: .*Account"):
         open_store("az://container/runs")
+
+
+def test_key_that_cannot_be_read_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = json.dumps({"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\nhunter2\n"})
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))  # a text, where the document itself belongs
+    with pytest.raises(Invalid, match=r"cannot open gs://bucket: .*service account") as raised:
+        open_store("gs://bucket/runs")
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_bucket_of_hugging_face_needs_keys_of_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:

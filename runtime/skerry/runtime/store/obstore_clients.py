@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -73,6 +74,8 @@ BOTOCORE_VALIDITY: Final = timedelta(minutes=10)
 # The S3 gateway of Hugging Face's buckets: one endpoint for each namespace, buckets in the path.
 _HF_ENDPOINT: Final = "https://s3.hf.co"
 
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
 _FIXED_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
 
 
@@ -123,11 +126,12 @@ def open_cloud_store(
         profile = replace(LOOPBACK if _is_loopback(connector.endpoint) else REMOTE, rewrite=connector.rewrite)
         return ObjectStore(uri, connector.connect, prefix, profile, renews=connector.renews)
     except BaseError as error:  # such as az:// without an account
-        first_line = str(error).partition("\n")[0]
+        # obstore quotes what it cannot read, such as the key of an account; so the error has no cause either.
+        first_line = _QUOTED.sub('"..."', str(error)).partition("\n")[0]
         raise Invalid(
             f"cannot open {scheme}://{bucket}: {first_line}; set the standard environment of this cloud "
             "(runtime/README.md)"
-        ) from error
+        ) from None
 
 
 def _s3(
