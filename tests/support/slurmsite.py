@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -78,6 +79,15 @@ class SlurmSite:
     def call(self, *words: str) -> str:
         environment = {**os.environ, **self.environment}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def restarts(self, job: str) -> int:
+        """The number of times that a job was requeued."""
+        match = re.search(r" Restarts=(\d+) ", self.call("scontrol", "--oneliner", "show", "job", job))
+        return int(match[1]) if match else 0
+
+    def start(self, job: str, when: str) -> None:
+        """Let a job that waits start at this time, as `now+1hour`."""
+        self.call("scontrol", "update", f"JobId={job}", f"StartTime={when}")
 
     def kill(self, job: str) -> None:
         """Kill every process of a job by SIGKILL, its script first, as an operating system without memory may do."""
