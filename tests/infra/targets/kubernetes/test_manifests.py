@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from tests.infra.kit import of_kind, plain, wanted
@@ -41,6 +43,15 @@ def test_objects_are_frozen_and_the_server_accepts_them(tmp_path: Path, cluster:
             (f"/apis/batch/v1/namespaces/train/jobs/{name}", job),
         ):
             assert cluster.apply(path, body, "test", dry_run=True)["metadata"]["uid"]
+
+
+def test_annotation_of_tags_is_valid_whatever_their_names(tmp_path: Path) -> None:
+    tags = {"Cost-Centre-": "a", "a:b": "c", "a/b": "d", "größe": "e", "/": "f", "n" * 49 + ".x": "g"}
+    for body in bodies(tmp_path, "", f"tags: {json.dumps(tags)}\n"):
+        notes: dict[str, str] = body["metadata"]["annotations"]
+        key = r"skerry\.dev/([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"  # apimachinery, IsQualifiedName
+        assert [name for name in notes if re.fullmatch(key, name) is None] == []
+        assert json.loads(notes["skerry.dev/tags"]) == tags
 
 
 SECRETS = """secrets:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.owner_labels import run_mark
@@ -30,6 +29,7 @@ SLOT_LABEL: Final = "skerry.dev/slot"
 RUN: Final = "skerry.dev/run"
 ADDRESS: Final = "skerry.dev/address"
 GENERATION: Final = "skerry.dev/generation"
+TAGS: Final = "skerry.dev/tags"
 SETTINGS: Final = "skerry.dev/settings"
 """The annotation with the digest of the settings that a job's pods are created with."""
 STOPPED: Final = "skerry.dev/stopped"
@@ -55,8 +55,6 @@ _USER: Final = 10001
 _UNREACHABLE_S: Final = 60
 _TOKEN_S: Final = 3600
 _DIGITS: Final = 16
-_NOT_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_.-]")
-_LONGEST_KEY: Final = 50
 
 
 def job(desired: Desired) -> Tree:
@@ -129,7 +127,8 @@ def _labels(desired: Desired) -> Tree:
 
 def _metadata(desired: Desired) -> Tree:
     notes: Tree = {
-        **{f"skerry.dev/tag.{_NOT_IN_KEY.sub('_', name)[:_LONGEST_KEY]}": text for name, text in desired.extra.items()},
+        # The names of tags have characters that keys of annotations have not.
+        **({TAGS: json.dumps(dict(desired.extra), sort_keys=True)} if desired.extra else {}),
         RUN: desired.run,
         ADDRESS: desired.resource.address,
         GENERATION: str(desired.generation),
