@@ -5,6 +5,7 @@ Does no I/O; needs no torch. The text is for people; the type of the exception d
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 import traceback
@@ -20,6 +21,8 @@ OUT_OF_MEMORY: Final = "out of memory: use a smaller batch or model, or a machin
 _LONGEST: Final = 600
 # The allocator of torch raises a RuntimeError on a CPU; the last is of a DataLoader.
 _MEMORY_TEXTS: Final = ("can't allocate memory", "CUDA out of memory", "is killed by signal: Killed")
+# Colours, then all other control characters but the ends of lines and tabs, and changes of the direction of writing.
+_COMMANDS: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LIBRARIES: Final = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
 
 
@@ -70,3 +73,8 @@ def _script_folders() -> list[Path]:
 
 def _lines(trace: TracebackType | None) -> list[tuple[Path, int]]:
     return [(Path(frame.f_code.co_filename).absolute(), line) for frame, line in traceback.walk_tb(trace)]
+
+
+def without_commands(text: str) -> str:
+    """The text without what a terminal takes for commands: a replica's words are printed beside skerry's own."""
+    return _COMMANDS.sub("", text)

@@ -151,7 +151,7 @@ def test_follow_reads_logs_until_the_jobs_end(spec: str, skerry_sandbox: Sandbox
     queue = queue_of(skerry_sandbox)
     jobs = [job["jobId"] for job in batch.list_jobs(jobQueue=queue, jobStatus="RUNNABLE")["jobSummaryList"]]
     for job in jobs:
-        skerry_sandbox.batch.write(job, f"hello of {job}")
+        skerry_sandbox.batch.write(job, f"\x1b[1mhello\x07 of {job}\x1b[2J")  # no command reaches the terminal
 
     def end() -> None:
         # The last lines are written while the logs are followed.

@@ -1,15 +1,25 @@
-"""A compromised replica stores records with names and numbers that no key can have: no reader ends by them."""
+"""A compromised replica stores records with names that no key can have, and with texts that are no text."""
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.observe.damaged_log import LAST, OTHER, SLOTS, Log
+from rich.console import Console
+from tests.infra.observe.damaged_log import LAST, OTHER, ROUNDS, SLOTS, Log
+from tests.kit.protocol import heartbeat
+from tests.kit.records import outcome
 
+from skerry.infra.cli import doctor_text
+from skerry.infra.cli.common import print_lines
+from skerry.infra.cli.run_screen import RunScreen
+from skerry.infra.cli.run_text import participation_lines, plain
 from skerry.infra.observe.doctor.examine import examine_store
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.live_replicas import live_replicas
+from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.participation import count_parts
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.log import keys
 
@@ -36,3 +46,28 @@ def test_record_that_names_what_has_no_key_is_unreadable(tmp_path: Path, key: st
         assert [finding.key for finding in findings if finding.kind == "unreadable"] == [key]
     read_history(log.store)
     live_replicas(log.store, require_settings(log.store).now, log.clock, SLOTS)
+
+
+COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b2J\r\u202e"
+
+
+def test_texts_of_records_are_no_commands_for_a_terminal(tmp_path: Path) -> None:
+    """As the lines of a log: the operator reads them beside those of skerry."""
+    log = Log(tmp_path)
+    beat = heartbeat("a-0", run=log.nonce, waiting_for=("a-1",))
+    log.store.replace(keys.heartbeat("a-0"), beat.to_bytes())
+    log.change(keys.heartbeat("a-0"), notice=f"stops{COMMANDS}", waiting_for=[f"a-1{COMMANDS}"])
+    log.store.create(keys.outcome("a-1", 0), outcome("a-1", run=log.nonce, status="failed").to_bytes())
+    log.change(keys.outcome("a-1", 0), reason=f"failed{COMMANDS}")
+    log.change(keys.receipt(LAST, "a-2"), disputed=f"wrong{COMMANDS}")
+    log.change(keys.member("a-2", 0), host=f"host{COMMANDS}", software={"torch": f"2{COMMANDS}"})
+    history = read_history(log.store)
+    view = Observer(log.store, require_settings(log.store), log.clock, history).view()
+    taken = count_parts(SLOTS, history.rounds, history.starts, history.heartbeats)
+    lines = [*plain(view), *participation_lines(taken, ROUNDS), *doctor_text.plain(examine_store(log.store))]
+    output = StringIO()
+    console = Console(file=output, width=160, height=60)
+    print_lines(lines, console)
+    console.print(RunScreen(view=view, height=60))
+    assert all(word in output.getvalue() for word in ("stops", "failed", "wrong"))
+    assert not {character for character in COMMANDS if not character.isprintable()} & {*output.getvalue()}

@@ -19,6 +19,7 @@ from skerry.infra.provision.handler import Condition
 from skerry.infra.run.run_record import load_settings
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Retryable, SkerryError
+from skerry.runtime.failure_text import without_commands
 
 if TYPE_CHECKING:
     import threading
@@ -150,7 +151,7 @@ def logs(of: JobLogs, slot: str | None, *, follow: bool, verbose: bool, stop: th
             cursors[addresses[line.slot]] = line.cursor
         for line in sorted(lines, key=lambda line: line.at_s):
             if is_shown(line.text, verbose=verbose):
-                yield log_line(line.slot, line.text)
+                yield log_line(line.slot, without_commands(line.text))
         if not running or stop.is_set():
             return
         of.clock.pause(_LOGS_S, stop)

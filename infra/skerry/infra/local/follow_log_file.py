@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.failure_text import without_commands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 _CHUNK: Final = 1 << 20
 # A line without an end (a progress bar) is returned once it is this long.
 _LONGEST_LINE: Final = 64 << 10
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class LogTail:
@@ -42,6 +42,4 @@ class LogTail:
 
 
 def _text(line: bytes) -> str:
-    visible = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-    # Control characters of a replica must not reach the operator's terminal; colours are removed as well.
-    return "".join(char for char in _COLOUR.sub("", visible) if char == "\t" or char.isprintable())
+    return without_commands(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])

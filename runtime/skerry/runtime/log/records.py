@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import xxhash
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,6 +25,7 @@ from pydantic import (
 
 from skerry.runtime.contract import PLACE, SLOT_PATTERN
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.failure_text import without_commands
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
@@ -44,12 +46,14 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+# Readers print what any replica has stored.
+Text = Annotated[str, AfterValidator(without_commands)]
+Name = Annotated[Text, Field(min_length=1, max_length=256)]
 # Any replica may store a record: what names another one by these has a key, or does not parse.
 Slot = Annotated[str, Field(pattern=rf"^{SLOT_PATTERN}$")]
 Incarnation = Annotated[int, Field(ge=0, le=keys.MAX_INCARNATION)]
-Version = Annotated[str, Field(min_length=1, max_length=VERSION_CHARACTERS)]
-Uri = Annotated[str, Field(min_length=1, max_length=2048)]
+Version = Annotated[Text, Field(min_length=1, max_length=VERSION_CHARACTERS)]
+Uri = Annotated[Text, Field(min_length=1, max_length=2048)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -180,9 +184,9 @@ class Member(Extended):
     slot: Slot
     incarnation: Incarnation
     nonce: Nonce
-    host: str
+    host: Text
     process: Count
-    created: str
+    created: Text
     place: Place | None = None
     software: Software | None = None
     ADDED = ("place", "software")
@@ -192,7 +196,7 @@ class Abstention(Record):
     """A slot contributes nothing to a round, so the other replicas do not wait for it."""
 
     round: Count
-    reason: str
+    reason: Text
 
 
 class MirrorState(Record):
@@ -205,7 +209,7 @@ class MirrorState(Record):
     copied: Count = 0
     checkpoint: Count | None = None
     is_copying: bool = False
-    problem: Annotated[str, Field(max_length=500)] | None = None
+    problem: Annotated[Text, Field(max_length=500)] | None = None
 
 
 class Heartbeat(Extended):
@@ -228,8 +232,8 @@ class Heartbeat(Extended):
     tokens_per_s: float | None
     uploaded_bytes: Count
     downloaded_bytes: Count
-    waiting_for: tuple[str, ...]
-    notice: str | None
+    waiting_for: tuple[Text, ...]
+    notice: Text | None
     mirrors: tuple[MirrorState, ...] | None = None
     ADDED = ("mirrors",)
 
@@ -247,7 +251,7 @@ MAX_REASON = 500
 MAX_METRICS = 32
 """Names of a script's own metrics in one round; each has at most MAX_METRIC_NAME characters."""
 MAX_METRIC_NAME = 64
-MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME)]
+MetricName = Annotated[Text, Field(min_length=1, max_length=MAX_METRIC_NAME)]
 
 
 class Telemetry(Record):
@@ -449,11 +453,11 @@ class Receipt(Extended):
     uploaded_bytes: Count
     downloaded_bytes: Count
     requests: Count
-    seconds: dict[str, Seconds]
+    seconds: dict[Text, Seconds]
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     telemetry: Telemetry | None = None
-    abstained: Annotated[str, Field(max_length=MAX_REASON)] | None = None
-    disputed: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    abstained: Annotated[Text, Field(max_length=MAX_REASON)] | None = None
+    disputed: Annotated[Text, Field(max_length=MAX_REASON)] | None = None
     ADDED = ("disputed",)
 
 
@@ -505,8 +509,8 @@ class Pin(Record):
     run: Nonce
     round: Count
     by: Name
-    reason: str
-    created: str
+    reason: Text
+    created: Text
 
 
 class Outcome(Extended):
@@ -520,12 +524,12 @@ class Outcome(Extended):
     incarnation: Incarnation
     status: Literal["done", "retry", "failed", "stopped"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
-    reason: str
+    reason: Text
     round: Count
     inner_step: Count
     tokens: Count
     loss_first: float | None
     loss_last: float | None
-    ended: str
+    ended: Text
     metrics: Annotated[dict[MetricName, Finite], Field(max_length=MAX_METRICS)] | None = None
     ADDED = ("metrics",)

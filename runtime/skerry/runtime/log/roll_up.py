@@ -31,6 +31,7 @@ from skerry.runtime.log.records import (
     Seconds,
     Sha256,
     Telemetry,
+    Text,
 )
 from skerry.runtime.log.summarize_round import Part, RecordedRound, ReplicaRound, RoundHistory
 
@@ -48,8 +49,8 @@ _MOST_PHASES: Final = 32
 _MAX_VALUES: Final = 1 << 22
 
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-_Reason: TypeAlias = Annotated[str, Field(max_length=MAX_REASON)]
-_Phase: TypeAlias = Annotated[str, Field(min_length=1, max_length=64)]
+_Reason: TypeAlias = Annotated[Text, Field(max_length=MAX_REASON)]
+_Phase: TypeAlias = Annotated[Text, Field(min_length=1, max_length=64)]
 
 
 class RoundColumns(Record):
