@@ -22,6 +22,7 @@ from torch.distributed import TCPStore
 from torchft.local_sgd import DiLoCo, LocalSGD
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
+from skerry.runtime.daemon_executors import wait_for_jobs
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store import open_store
@@ -234,11 +235,8 @@ class Run:
         works = [lambda rank=rank: finish(rank) for rank in ranks]
         self._together(works + [lambda: end_grace(ranks[0].clock)] * (set(slots) < all_slots))
         self._each([slot for slot in self._replicas if slot not in slots], Rank.look_again)
-        self._each(slots, Rank.catch_up)
+        self._record(number + 1, slots)
         self._await(*(f"receipts/{number:08d}/{slot}.json" for slot in self._replicas))
-        if (closed := number + 1) % self._every == 0:
-            private = [f"private/{rank.slot}/rank{rank.rank}".removesuffix("/rank0") for rank in ranks]
-            self._await(*(f"{folder}/{closed:08d}/manifest.json" for folder in ("checkpoints", *private)))
         for slot in self._replicas:
             self._await_beat(slot)
 
@@ -251,6 +249,20 @@ class Run:
                 values = [parameter.detach().numpy().tobytes() for parameter in rank.model.parameters()]
                 digests[f"parameters/{slot}/{rank.rank}"] = hashlib.sha256(b"".join(values)).hexdigest()
         return digests
+
+    def _record(self, closed: int, members: Sequence[str]) -> None:
+        """The writer of a checkpoint comes last: what the others collect depends on what it writes and deletes."""
+        writer = members[closed // self._every % len(members)]
+        for slots in ([slot for slot in members if slot != writer], [writer]):
+            self._each(slots, Rank.catch_up)
+            began = time.monotonic()
+            wait_for_jobs(TIMEOUT_S)
+            assert time.monotonic() - began < TIMEOUT_S, "a background job hangs"
+        if closed % self._every == 0:
+            written = self.store.read(f"checkpoints/{closed:08d}/manifest.json")
+            assert f'"writer":"{writer}"' in str(bytes(written or b"")), f"not written by {writer}"
+            folders = [f"private/{rank.slot}/rank{rank.rank}" for slot in members for rank in self._replicas[slot]]
+            self._await(*(f"{folder.removesuffix('/rank0')}/{closed:08d}/manifest.json" for folder in folders))
 
     def _contribution(self, slot: str) -> str:
         return f"contributions/{self.round:08d}-0000/{slot}.json"
