@@ -129,13 +129,12 @@ class Fleet:
             if is_due:
                 write_checkpoint(self.store, head, run=self.run.nonce)
             members = tuple(replica.presence.slot for replica in active)
-            later = position(head + 1, members)  # than the checkpoint, so that it counts
             for slot in members:
                 self.collectors[slot].note_closed(head)
                 if collect and is_due and slot == writer:
                     self.collectors[slot].collect()
                 elif collect:
-                    self.collectors[slot].collect_own(later, turn if is_due else None)
+                    self.collectors[slot].collect_own(position(head, members), turn if is_due else None)
 
     def refused(self) -> list[str]:
         """The keys that replicas tried to delete without the right to."""

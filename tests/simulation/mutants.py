@@ -29,7 +29,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "the grace window ends without a quorum": 5,
     "members are in the order in which they came": 0,
     "the loser of a proposal uses its own decision": 0,
-    "a proposal lists payloads that were not looked for": 30,
+    "a proposal lists payloads that were not looked for": 51,
     "the manifest of a contribution goes up before its payload": 0,
     "the reduction is chosen by the proposer's own link": 2025,
     "a link is recorded in a run of before links": 2009,

@@ -266,13 +266,42 @@ def test_payloads_of_a_slot_that_never_collects_are_deleted_in_the_end() -> None
     assert first > 100
 
 
-def test_checkpoint_that_is_being_written_does_not_count_for_others() -> None:
+def own_payloads(fleet: Fleet, slot: str) -> list[int]:
+    entries = fleet.store.list(keys.PAYLOADS)
+    return rounds_of([entry for entry in entries if keys.slot_of(entry.key) == slot], keys.PAYLOADS)
+
+
+def test_checkpoint_counts_for_others_once_it_is_complete() -> None:
     fleet = Fleet(slots=("a", "b"), own_roles=True)
     fleet.train(10, collect=False)
-    for rounds, first in ((10, 8), (11, 9)):
-        fleet.collectors["a"].collect_own(position(rounds, fleet.slots), 0)
-        payloads = [entry for entry in fleet.store.list(keys.PAYLOADS) if keys.slot_of(entry.key) == "a"]
-        assert rounds_of(payloads, keys.PAYLOADS)[0] == first
+    manifest = fleet.store.read(keys.checkpoint_manifest(10)) or b""
+    fleet.store.delete(keys.checkpoint_manifest(10))
+    fleet.collectors["a"].collect_own(position(10, fleet.slots), 0)
+    assert own_payloads(fleet, "a")[0] == 8
+    fleet.store.create(keys.checkpoint_manifest(10), manifest)
+    fleet.collectors["a"].collect_own(position(10, fleet.slots), 0)
+    assert own_payloads(fleet, "a")[0] == 9
+
+
+def test_replica_collects_its_own_after_the_writer_has_collected() -> None:
+    """The checkpoint of round 0, which always stays, does not take the place of one that the writer has deleted."""
+    fleet = Fleet(slots=("a", "b"), own_roles=True)
+    fleet.train(10, collect=False)
+    fleet.collectors["b"].collect()
+    assert fleet.checkpoint_rounds() == [10, 9, 0]
+    fleet.collectors["a"].collect_own(position(10, fleet.slots), 0)
+    assert own_payloads(fleet, "a") == [9]
+
+
+def test_payloads_stay_for_a_member_that_has_started_again() -> None:
+    """It loaded the checkpoint before the new one, which was not complete yet, and its heartbeat is read."""
+    fleet = Fleet(retention=Retention(last=1, age_s=0.0), checkpoint_every=2, own_roles=True)
+    fleet.train(10, collect=False)
+    fleet.join("c", round_number=8)
+    fleet.replicas["c"].presence.enter("joining", round_number=8)
+    fleet.beat()
+    fleet.collectors["a"].collect_own(position(10, fleet.slots), 0)
+    assert own_payloads(fleet, "a") == [8, 9]
 
 
 def test_refused_payloads_of_a_slot_that_left_stay_until_it_is_back() -> None:

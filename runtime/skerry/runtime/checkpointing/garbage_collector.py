@@ -209,13 +209,13 @@ class GarbageCollector:
     def collect_own(self, position: LogPosition, turn: int | None, settled: int | None = None) -> SweepResult:
         """Deletes its own payloads as `collect` does. Call it after each round if it does not write a checkpoint.
 
-        turn: the number of the checkpoint that another member writes now. It may be complete or not, so it does not
-        count yet. Of many members only some collect at the same one; all do in rotation.
+        turn: the number of the checkpoint that another member writes now. It counts once it is complete, because then
+        its writer may have deleted older ones. Of many members only some collect at the same one; all do in rotation.
         None: no checkpoint is due. The first time that rounds are old enough it collects all the same: an earlier
         incarnation may have left payloads, and a slot that never lives until a checkpoint is due would never collect.
 
         The heartbeats of the members of the last round are not read: each had the state before that round, and one that
-        has started again since has loaded a checkpoint that is kept.
+        has started again since has loaded a checkpoint that is kept, unless only that new one is.
         """
         # Not its place among the members: that changes with each slot that misses a round.
         number, members = zlib.crc32(self._presence.slot.encode()), position.members
@@ -223,11 +223,11 @@ class GarbageCollector:
         is_first = self._old_before > 0 and not self._has_collected
         if not is_turn and not is_first:
             return SweepResult(0, 0)
-        return self._collect(settled, position.round - 1, members)
+        return self._collect(settled, position.round, members)
 
-    def _collect(self, settled: int | None, newest: int, current: Sequence[str] | None = None) -> SweepResult:
-        """newest: the newest checkpoint that counts. current: slots in its round; only own payloads are collected."""
-        in_turn = current is None
+    def _collect(self, settled: int | None, newest: int, members: Sequence[str] | None = None) -> SweepResult:
+        """newest: the newest checkpoint that may count. members: of the round before; only own payloads are deleted."""
+        in_turn = members is None
         self._has_collected = True
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
@@ -236,9 +236,10 @@ class GarbageCollector:
             return SweepResult(0, 0)
         self._parts = {number: parts for number, parts in self._parts.items() if number >= complete[-1]}
         # Read after the checkpoints: a replica that joins later loads one of those, and they stay.
-        peers = self._watch.refresh(unless=current or ())
+        unread = () if members is None or complete == [newest] else members
+        peers = self._watch.refresh(unless=unread)
         live = live_rounds(peers, self._presence.steady_since, self._clock.now(), self._stale_s)
-        live |= dict.fromkeys(current or (), newest)
+        live |= dict.fromkeys(unread, newest - 1)
         live[self._presence.slot] = min(live.get(self._presence.slot, complete[-1]), complete[-1])
         needed = first_needed(complete, live, self._retention)
         observed_rounds = ObservedRounds(
