@@ -184,6 +184,10 @@ def test_issuer_of_the_cluster_selects_the_trust(cluster: Cluster, google_sandbo
         ("https://kubernetes.default.svc.cluster.local", False),
         ("https://master", False),
         ("http://oidc.example.com", False),
+        ("https://10.96.0.1:6443", False),
+        ("https://[fd00::1]:6443", False),
+        ("https://api.corp.internal:6443", False),
+        ("https://api.corp.internal.", False),
         ("https://container.googleapis.com/v1/projects/p/locations/l/clusters/c", True),
     ):
         inside = Answering(issuer)
@@ -249,3 +253,6 @@ def test_account_with_an_oidc_provider_passes(kubernetes_place: ClusterAndAccoun
     aws = Aws(cluster.clock, {**kubernetes_place.account.environment, "AWS_REGION": "us-east-1"})
     assert checks.provider_check(cluster, aws).ok
     assert replace(AWS, issuer=url).provider.endswith(":oidc-provider/oidc.sandbox.example.com/id/0123")
+    kubernetes_place.account.fail(how="deny", on="iam:ListOpenIDConnectProviders")
+    refused = checks.provider_check(cluster, aws)
+    assert (refused.ok, refused.advice) == (False, "log in, or ask for the right iam:ListOpenIDConnectProviders")

@@ -7,6 +7,7 @@ Sources: Kubernetes, "Pod failure policy" (stable in 1.31), "Checking API access
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -81,8 +82,7 @@ def issuer_check(cluster: Cluster, google: Google) -> Check:
         issuer = issuer_of(cluster)
         if is_gke(issuer):
             return Check(name=name, ok=True, text=f"{issuer}, of GKE")
-        host = urlsplit(issuer).hostname or ""
-        if not issuer.startswith("https://") or "." not in host or host.endswith((".local", ".svc", ".internal")):
+        if not issuer.startswith("https://") or not _is_public(urlsplit(issuer).hostname or ""):
             advice = (
                 "start the API server with a public --service-account-issuer, or name a `secret` with "
                 "GOOGLE_SERVICE_ACCOUNT_KEY"
@@ -94,6 +94,14 @@ def issuer_check(cluster: Cluster, google: Google) -> Check:
         return Check(name=name, ok=True, text=f"a pool of the run trusts {issuer}")
 
     return _guarded(name, look)
+
+
+def _is_public(host: str) -> bool:
+    """Return whether the internet may know a host of this name or address."""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." in host and not host.rstrip(".").endswith((".local", ".svc", ".internal"))
 
 
 def provider_check(cluster: Cluster, aws: Aws) -> Check:
@@ -115,7 +123,7 @@ def provider_check(cluster: Cluster, aws: Aws) -> Check:
             name=name, ok=False, text=f"the account of the store has no OIDC provider of {issuer}", advice=advice
         )
 
-    return _guarded(name, look)
+    return _guarded(name, look, "the right iam:ListOpenIDConnectProviders")
 
 
 def _version(cluster: Cluster) -> Check:
@@ -169,11 +177,11 @@ def _dry_run(cluster: Cluster, run_uri: str, job: Job, group: Replicas) -> Check
     return Check(name=name, ok=True, text="the server accepts them")
 
 
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
+def _guarded(name: str, look: Callable[[], Check], needs: str = f"the Role in {_EXAMPLE}") -> Check:
     try:
         return look()
     except Unauthorized as error:
-        return Check(name=name, ok=False, text=str(error), advice=f"log in, or ask for the Role in {_EXAMPLE}")
+        return Check(name=name, ok=False, text=str(error), advice=f"log in, or ask for {needs}")
     except (Invalid, Conflict) as error:
         return Check(name=name, ok=False, text=str(error))
     except Retryable as error:
