@@ -60,6 +60,7 @@ def test_texts_of_records_are_no_commands_for_a_terminal(tmp_path: Path) -> None
     log.store.create(keys.outcome("a-1", 0), outcome("a-1", run=log.nonce, status="failed").to_bytes())
     log.change(keys.outcome("a-1", 0), reason=f"failed{COMMANDS}")
     log.change(keys.receipt(LAST, "a-2"), disputed=f"wrong{COMMANDS}")
+    log.change(keys.receipt(LAST, "a-0"), **{f"unknown{COMMANDS}": 1})
     log.change(keys.member("a-2", 0), host=f"host{COMMANDS}", software={"torch": f"2{COMMANDS}"})
     history = read_history(log.store)
     view = Observer(log.store, require_settings(log.store), log.clock, history).view()
@@ -69,5 +70,5 @@ def test_texts_of_records_are_no_commands_for_a_terminal(tmp_path: Path) -> None
     console = Console(file=output, width=160, height=60)
     print_lines(lines, console)
     console.print(RunScreen(view=view, height=60))
-    assert all(word in output.getvalue() for word in ("stops", "failed", "wrong"))
+    assert all(word in output.getvalue() for word in ("stops", "failed", "wrong", "unknown"))
     assert not {character for character in COMMANDS if not character.isprintable()} & {*output.getvalue()}

@@ -128,7 +128,7 @@ def _wrong_fields(error: ValidationError) -> str:
         for item in wrong[:_NAMED_FIELDS]
     ]
     rest = [f"and {len(wrong) - _NAMED_FIELDS} more"] if len(wrong) > _NAMED_FIELDS else []
-    return "; ".join(named + rest)
+    return without_commands("; ".join(named + rest))
 
 
 class Place(Record):
