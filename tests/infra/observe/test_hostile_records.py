@@ -20,8 +20,11 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import count_parts
+from skerry.infra.report.build_facts import Sources, build_facts
+from skerry.infra.report.page import page
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import MAX_FIGURE, MAX_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +36,14 @@ if TYPE_CHECKING:
         (keys.heartbeat("a-1"), "slot", "a/1"),
         (keys.heartbeat("a-1"), "incarnation", keys.MAX_INCARNATION + 1),
         (keys.contribution(LAST, 0, "a-1"), "incarnation", keys.MAX_INCARNATION + 1),
+        (keys.contribution(LAST, 0, "a-1"), "late", 1.7e308),
         (keys.receipt(LAST, "a-1"), "incarnation", keys.MAX_INCARNATION + 1),
         (keys.decision(LAST, 0), "members", [{"slot": "a/1", "contribution": OTHER, "weight": 1.0}]),
         (keys.commit(LAST), "exchanges", [OTHER] * (keys.MAX_EXCHANGE + 2)),
     ],
 )
 def test_record_that_names_what_has_no_key_is_unreadable(tmp_path: Path, key: str, field: str, value: object) -> None:
+    """Or whose work would make that of all rounds infinite, so that no replica could close one."""
     log = Log(tmp_path)
     log.change(key, **{field: value})
     for on_progress in (None, lambda *_: None):
@@ -72,3 +77,18 @@ def test_texts_of_records_are_no_commands_for_a_terminal(tmp_path: Path) -> None
     console.print(RunScreen(view=view, height=60))
     assert all(word in output.getvalue() for word in ("stops", "failed", "wrong", "unknown"))
     assert not {character for character in COMMANDS if not character.isprintable()} & {*output.getvalue()}
+
+
+@pytest.mark.parametrize(("figure", "seconds"), [(MAX_FIGURE, MAX_SECONDS), (1.7e308, 1.0), (1.0, 1.7e308)])
+def test_figures_of_records_are_too_large_for_no_reader(tmp_path: Path, figure: float, seconds: float) -> None:
+    """Means and sums of them are finite, or the record does not parse."""
+    log = Log(tmp_path)
+    figures = {"loss": -figure, "train_s": seconds, "learning_rate": figure, "metrics": {"val_loss": figure}}
+    for number in range(ROUNDS):
+        for slot in SLOTS:
+            log.change(keys.contribution(number, 0, slot), telemetry=figures)
+            log.change(keys.receipt(number, slot), seconds={"upload": seconds, "wait": seconds, "exposed": seconds})
+    history, settings = read_history(log.store), require_settings(log.store)
+    view = Observer(log.store, settings, log.clock, history).view()
+    assert plain(view)
+    assert page(build_facts(Sources(history=history, view=view, settings=settings)))

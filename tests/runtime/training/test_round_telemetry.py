@@ -13,7 +13,7 @@ from tests.kit.managers import Island, begin_run, contributions, manager_of, rec
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_METRIC_NAME, MAX_METRICS, Telemetry
+from skerry.runtime.log.records import MAX_FIGURE, MAX_METRIC_NAME, MAX_METRICS, Telemetry
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.round_telemetry import RoundTelemetry
 
@@ -158,11 +158,18 @@ def test_ranks_of_a_replica_are_one_record() -> None:
 
 
 def test_ranks_with_different_metrics_have_one_bounded_record() -> None:
-    huge = 1.7e308
+    huge = MAX_FIGURE
     ranks = [Telemetry(loss=huge, metrics={f"{rank}-{number}": huge for number in range(20)}) for rank in range(2)]
     telemetry = Telemetry.of_ranks(ranks)
     assert telemetry is not None
     assert (telemetry.loss, len(telemetry.metrics)) == (huge, MAX_METRICS)
+
+
+def test_figure_that_no_record_can_have_is_left_out() -> None:
+    telemetry = RoundTelemetry(learning_rate=-1.7e308)
+    telemetry.report({"loss": 1.7e308, "a": -1.7e308, "b": 1.0})
+    record = telemetry.record(steps=1, possible=1, tokens=0, seconds=1.0, evaluate_s=0.0)
+    assert (record.loss, record.learning_rate, record.metrics) == (None, None, {"b": 1.0})
 
 
 def test_loss_is_not_one_of_the_metrics_that_are_counted() -> None:

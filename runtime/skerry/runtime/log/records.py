@@ -54,9 +54,14 @@ Slot = Annotated[str, Field(pattern=rf"^{SLOT_PATTERN}$")]
 Incarnation = Annotated[int, Field(ge=0, le=keys.MAX_INCARNATION)]
 Version = Annotated[Text, Field(min_length=1, max_length=VERSION_CHARACTERS)]
 Uri = Annotated[Text, Field(min_length=1, max_length=2048)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_FIGURE = 1e300
+"""Readers add up figures of any replica: the sums are finite."""
+MAX_SECONDS = 1e12
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+MAX_LATE = 1e6
+"""Of one contribution, in rounds: the work of all rounds is finite, whatever replicas store."""
+Finite = Annotated[float, Field(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 # A weight is tokens, or a fraction, times a fraction. The average multiplies in float32, where 1e-46 is 0 and 1e39 is
 # infinite; either would make every replica's average NaN.
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
@@ -334,7 +339,7 @@ class Contribution(Extended):
     tokens: Count
     inner_steps: Count
     share: Fraction = 1.0
-    late: Work = 0.0
+    late: Annotated[float, Field(ge=0, le=MAX_LATE)] = 0.0
     discount: Fraction = 1.0
     ranks: tuple[Count, ...] = ()
     telemetry: Telemetry | None = None

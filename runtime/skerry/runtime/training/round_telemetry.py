@@ -5,12 +5,11 @@ Does no I/O; needs no torch. Of a round that an earlier incarnation began, only 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import MAX_METRIC_NAME, MAX_METRICS, Telemetry
+from skerry.runtime.log.records import MAX_FIGURE, MAX_METRIC_NAME, MAX_METRICS, Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +54,7 @@ class RoundTelemetry:
                     f"metric {name[:MAX_METRIC_NAME]!r}: at most {MAX_METRICS} metrics a round, with names of 1 to "
                     f"{MAX_METRIC_NAME} characters"
                 )
-            if math.isfinite(value):
+            if _finite(value) is not None:
                 self._means.setdefault(name, _Mean()).add(value)
 
     @property
@@ -64,7 +63,7 @@ class RoundTelemetry:
         return {name: value for name, value in self._finite_means().items() if name != LOSS}
 
     def _finite_means(self) -> dict[str, float]:
-        return {name: mean.value for name, mean in self._means.items() if math.isfinite(mean.value)}
+        return {name: mean.value for name, mean in self._means.items() if _finite(mean.value) is not None}
 
     def evaluated_s(self, now: float) -> float:
         """Seconds of evaluations in the round until now."""
@@ -90,4 +89,5 @@ class RoundTelemetry:
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    """None for what no record can have, too."""
+    return value if value is not None and abs(value) <= MAX_FIGURE else None
