@@ -232,6 +232,8 @@ def test_status_follows_a_run_that_left_its_store(tmp_path: Path, clouds: Clouds
     assert "that run is not there yet" in examined
     fork = run.model_copy(update={"nonce": "1" * 32, "name": "tiny-failover", "failover": None, "mirrors": None})
     open_store(run.failover.uri).create(keys.RUN, fork.to_bytes())
+    refused = skerry("doctor", spec, "--undelete", "1h", code=2)
+    assert f"the run left {HOME} and is at {run.failover.uri}" in refused.stderr
     shown = skerry("status", spec).output
     assert f"the run left {HOME}: it goes on at {run.failover.uri} from round 0" in shown
     assert "write `store: gs://acme-dr/runs`, `run: tiny-failover`" in shown

@@ -182,6 +182,12 @@ def _undelete(run: str, overrides: Sequence[str], since: str, clock: Clock, *, d
     opened = open_run(run, overrides, clock)
     if opened.deployment is None:
         raise Invalid("--undelete needs the spec of a run in a cloud: only its bucket can keep deleted objects")
+    left, here = opened.deployment.run, opened.store.uri
+    if here.rstrip("/") != left.rstrip("/"):
+        raise Invalid(
+            f"the run left {left} and is at {here}: --undelete looks at the former only; bring back there what you "
+            "need with the tools of its cloud"
+        )
     restored = undelete_tensors(opened.deployment, parse_duration(since))
     result = Undeletion(restored=restored, log=doctor_text.examine(opened.store, clock, deep=deep))
     if as_json:
