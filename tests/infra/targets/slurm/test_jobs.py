@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -178,7 +179,7 @@ def test_login_runs_the_quoted_line_through_ssh() -> None:
 
     Cluster(SystemClock(), {}, "ada@login", execute).call('echo "$1"', ["it's $(date)"])
     assert calls[0][:-1] == ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "--", "ada@login"]
-    assert calls[0][-1] == """sh -c 'cd && export LC_ALL=C && echo "$1"' sh 'it'"'"'s $(date)'"""
+    assert calls[0][-1] == """sh -c 'cd && export LC_ALL=C && echo skerry-begin && echo "$1"' sh 'it'"'"'s $(date)'"""
 
 
 @pytest.mark.parametrize(
@@ -195,6 +196,20 @@ def test_log_continues_at_the_byte_where_it_ended(desired: Desired, tmp_path: Pa
     log.write_bytes(text + b"last\n")
     (last,) = job_views.lines(cluster, record, before[-1].cursor)
     assert last.text == "last"
+
+
+def test_words_of_a_login_are_not_part_of_the_output(desired: Desired, tmp_path: Path) -> None:
+    """A file such as .bashrc may print some; without them the first line is a number."""
+
+    def execute(words: Sequence[str], _text: str) -> Answer:
+        done = subprocess.run(["sh", "-c", f"echo Welcome; {words[-1]}"], capture_output=True, text=True, check=True)
+        return Answer(code=0, out=done.stdout, err=done.stderr)
+
+    settings = {**known(desired).settings, "folder": str(tmp_path)}
+    record = replace(known(desired), settings=settings).to_record(known(desired).outputs)
+    (tmp_path / f"{record.name}.log").write_text("step 1\n")
+    cluster = Cluster(SystemClock(), dict(os.environ), "ada@login", execute)
+    assert [line.text for line in job_views.lines(cluster, record, None)] == ["step 1"]
 
 
 def test_log_continues_after_its_cursor_with_whole_lines_only(desired: Desired) -> None:

@@ -25,6 +25,8 @@ HERE: Final = "localhost"
 """The region of jobs that are submitted on this machine."""
 _TIMEOUT_S: Final = 60.0
 _SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "--")
+# Before it is what the login itself prints, by a file such as .bashrc.
+_BEGIN: Final = "skerry-begin"
 _OF_SSH: Final = 255
 _NO_PROGRAM: Final = 127
 # Slurm's own texts have no codes. The first pattern that matches counts.
@@ -75,7 +77,8 @@ class Cluster:
 
         Raises Retryable if the cluster does not answer, Unauthorized if it refuses the user, Invalid otherwise.
         """
-        shell = ["sh", "-c", f"cd && export LC_ALL=C && {line}", "sh", *words]
+        begin = "" if self._login is None else f"echo {_BEGIN} && "
+        shell = ["sh", "-c", f"cd && export LC_ALL=C && {begin}{line}", "sh", *words]
         try:
             with self._calls:
                 answer = self._execute(shell if self._login is None else [*_SSH, self._login, shlex.join(shell)], text)
@@ -84,7 +87,7 @@ class Cluster:
         except subprocess.TimeoutExpired as error:
             raise Retryable(f"{self.name} did not answer within {_TIMEOUT_S:.0f} s") from error
         if answer.code == 0:
-            return answer.out
+            return answer.out if self._login is None else answer.out.partition(f"{_BEGIN}\n")[2]
         raise self._error(answer)
 
     def _error(self, answer: Answer) -> Exception:
