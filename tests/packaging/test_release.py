@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
+PINS = "cat pyproject.toml constraints.txt | sha256sum"
 
 
 def run(*command: str | Path, folder: Path, code: int = 0, **variables: str) -> str:
@@ -46,6 +47,9 @@ def checkout(tmp_path: Path) -> Path:
         if (ROOT / name).is_file():
             (clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, clone / name)
+    # Otherwise the scripts in the clone would install the clone into our environment.
+    stamp = Path(sys.prefix, "skerry.sha256").read_text()
+    assert stamp == run("bash", "-c", PINS, folder=ROOT), "the environment is not that of pyproject.toml: scripts/fmt"
     (clone / ".venv").symlink_to(sys.prefix)
     return clone
 
@@ -121,7 +125,7 @@ def tried(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(INTERPRETER)
         (tmp_path / name).chmod(0o755)
-    digest = run("bash", "-c", "cat pyproject.toml constraints.txt | sha256sum", folder=tmp_path)
+    digest = run("bash", "-c", PINS, folder=tmp_path)
     (tmp_path / ".venv/skerry.sha256").write_text(digest)
     return tmp_path
 
