@@ -429,7 +429,8 @@ def _status(run: JobRun) -> tuple[str, str | None]:
 
 
 def _event(at_ms: int, text: str) -> bytes:
-    return f"data: {json.dumps({'timestamp': _time(at_ms), 'data': text})}\n\n".encode()
+    """One line of a log. JSON of JavaScript has all characters but those below 32 as they are."""
+    return f"data: {json.dumps({'timestamp': _time(at_ms), 'data': text}, ensure_ascii=False)}\n\n".encode()
 
 
 def _time(at_ms: int) -> str:

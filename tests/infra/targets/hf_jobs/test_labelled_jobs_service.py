@@ -110,6 +110,16 @@ def test_log_is_read_on_after_a_cursor(
         list(labelled_jobs.lines(service, record, "x"))
 
 
+@pytest.mark.parametrize("between", ["\r", "\f", "\x85", "\u2028"])
+def test_line_of_a_log_ends_at_its_newline_only(
+    service: HfJobs, handler: LabelledJobs, jobs: list[Desired], huggingface: HuggingFaceSandbox, between: str
+) -> None:
+    record = jobs[0].to_record(handler.create(jobs[0]))
+    for text in (f"10%{between}20%", "next"):
+        huggingface.jobs.write(record.outputs["id"], text)
+    assert [line.text for line in labelled_jobs.lines(service, record, None)] == [f"10%{between}20%", "next"]
+
+
 def test_busy_service_is_asked_again_for_a_minute(api: Hub, huggingface: HuggingFaceSandbox) -> None:
     huggingface.fail(how="throttle", on="huggingface:GetUser", times=3)
     assert api.user()["name"] == "ada"

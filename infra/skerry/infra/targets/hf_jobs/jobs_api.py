@@ -102,7 +102,7 @@ class Hub:
                 if response.status_code != 200:
                     response.read()
                     raise self._error(response)
-                yield from _replayed(response.iter_lines())
+                yield from _replayed(_lines(response.iter_bytes()))
         except (httpx2.ReadTimeout, httpx2.RemoteProtocolError):  # quiet, or cut off at the end of the job
             return
         except httpx2.HTTPError as error:
@@ -169,6 +169,14 @@ def jobs_path(namespace: str, job: str | None = None) -> str:
     """The path of the jobs of a namespace, or of one of them."""
     path = f"/api/jobs/{quote(namespace, safe='')}"
     return path if job is None else f"{path}/{quote(job, safe='')}"
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
+    """The whole lines of a stream. `iter_lines` also ends one within JSON, at characters such as U+2028."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
 
 
 def _replayed(lines: Iterator[str]) -> Iterator[Event]:
