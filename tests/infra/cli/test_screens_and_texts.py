@@ -179,7 +179,7 @@ def test_every_report_has_a_line() -> None:
         ReplicaStarted(handle=handle),
         ReplicaStarted(handle=replace(handle, attempt=1, job="78")),
         ReplicaRestarting(slot="a-0", ending=Ending(signal=9), delay_s=1.25),
-        ReplicaRestarting(slot="a-0", ending=Ending(signal=9, why="by `up`, on request"), delay_s=1.25),
+        ReplicaRestarting(slot="a-0", ending=Ending(signal=9, why="by a test"), delay_s=1.25),
         ReplicaRestarting(slot="a-0", ending=Ending(exit_code=10), delay_s=1.25, last_line="ValueError: x"),
         ReplicaResult(slot="a-0", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="Invalid: x"),
         DONE,
@@ -196,7 +196,7 @@ def test_every_report_has_a_line() -> None:
             "skerry: warning: a-0: killed (signal SIGKILL); if not by a person, then out of memory: use a smaller "
             "batch or model, or a machine with more memory; restarting it in 1.2 s"
         ),
-        "skerry: warning: a-0: killed (signal SIGKILL): by `up`, on request; restarting it in 1.2 s",
+        "skerry: warning: a-0: killed (signal SIGKILL): by a test; restarting it in 1.2 s",
         "skerry: warning: a-0: exit code 10: ValueError: x; restarting it in 1.2 s",
         "skerry: warning: a-0 failed and is not restarted: exit code 20: Invalid: x",
         "skerry: a-0 is done",
@@ -234,8 +234,8 @@ def test_summary_lists_each_replica_and_the_next_step() -> None:
         ),
         "  a-0: in all 20 rounds, loss 4.000 to 1.500, 12,000 tokens, 12.3 MB up, 0.1 MB down",
         (
-            "warning: a-1: failed (exit code 10; 2 of 2 restarts used); missing in 17 of 20 rounds (3-19), 3 starts: "
-            "ValueError: bad sample in shard 17 (train.py:39, round 3)"
+            "warning: a-1: failed (exit code 10; 2 of 2 restarts used); missing in 17 of 20 rounds (3-19): "
+            "ValueError: bad sample in shard 17 (train.py:39, round 3); 3 starts in all"
         ),
         "done in 3.0 s, but not by all replicas (exit code 3): a replica failed, or missed half or more of the rounds",
     ]
@@ -258,7 +258,7 @@ def test_summary_without_a_log_lists_what_failed() -> None:
 def test_status_lists_only_replicas_with_a_warning() -> None:
     headline, warning = run_text.participation_lines(taken(), 40)
     assert headline == "20 of 40 rounds; all 2 replicas in 3 of them"
-    assert warning.startswith("warning: a-1: missing in 17 of 20 rounds (3-19), 3 starts: ValueError: bad sample")
+    assert warning.startswith("warning: a-1: missing in 17 of 20 rounds (3-19): ValueError: bad sample")
 
 
 def test_lines_are_printed_as_they_are() -> None:

@@ -99,7 +99,7 @@ def test_killed_replica_gets_an_outcome_with_its_signal_and_a_remedy(log: Log) -
     [
         (Ending(exit_code=1), "retry", "exit code 1: ImportError: x"),
         (Ending(exit_code=20), "failed", "exit code 20: ImportError: x"),
-        (Ending(signal=9, why="by `up`, on request"), "stopped", "killed (signal SIGKILL): by `up`, on request"),
+        (Ending(signal=9, why="on purpose"), "stopped", "killed (signal SIGKILL): on purpose"),
         (Ending(signal=11), "retry", "killed (signal SIGSEGV)"),
     ],
 )

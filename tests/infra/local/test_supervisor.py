@@ -315,7 +315,8 @@ def test_killed_replica_counts_as_crashed(tmp_path: Path) -> None:
     trial.supervisor.kill("no-such-slot")
     trial.react = when_ready(lambda: trial.supervisor.kill("a-0"), trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 1)]
-    assert [restart.ending.why for restart in trial.of(ReplicaRestarting)] == ["by `up`, on request"]
+    (restart,) = trial.of(ReplicaRestarting)
+    assert restart.ending.why == "on purpose, by the process that started it"
 
 
 def test_run_stops_when_too_few_replicas_are_left(tmp_path: Path) -> None:

@@ -234,10 +234,10 @@ def test_stop_that_cost_rounds_is_their_reason_with_its_signal(fleet: Fleet) -> 
         ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
         behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
     fleet.start("a-1")
-    fleet.end("a-1", 0, status="stopped", reason="killed (signal SIGKILL): by `up`, on request", round=2)
+    fleet.end("a-1", 0, status="stopped", reason="killed (signal SIGKILL): by a test", round=2)
     fleet.end("a-1", 1)
-    killed = "killed (signal SIGKILL): by `up`, on request (round 2)"
-    assert part_of(fleet, "a-1").text == f"missing in 1 of 4 rounds (2), 2 starts: {killed}"
+    killed = "killed (signal SIGKILL): by a test (round 2)"
+    assert part_of(fleet, "a-1").text == f"missing in 1 of 4 rounds (2): {killed}; 2 starts in all"
 
 
 def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:
@@ -246,7 +246,7 @@ def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:
     fleet.end("a-1", 0, status="retry", reason="killed (signal SIGKILL)")
     fleet.end("a-1", 1)
     (finding,) = [item for item in examine(read_log(fleet.store)).findings if item.kind == "crashed"]
-    assert (finding.severity, finding.text) == ("info", "2 starts: killed (signal SIGKILL) (round 3)")
+    assert (finding.severity, finding.text) == ("info", "killed (signal SIGKILL) (round 3); 2 starts in all")
 
 
 def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fleet) -> None:

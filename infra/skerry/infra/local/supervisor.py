@@ -202,7 +202,7 @@ class Supervisor:
         now = self._clock.now()
         if handle.slot in self._killed:
             self._killed.remove(handle.slot)
-            ending = replace(ending, why="by `up`, on request")
+            ending = replace(ending, why="on purpose, by the process that started it")
         replica.startup_failures = (
             replica.startup_failures + 1 if failed_at_startup(ending) and handle.slot not in self._with_heartbeat else 0
         )

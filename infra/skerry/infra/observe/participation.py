@@ -90,9 +90,8 @@ class ReplicaParticipation:
             parts.append(f"missing in {len(self.missing)} of {self.of} rounds ({ranges(self.missing)})")
         if self.often_cut:
             parts.append(f"{self.cut} of its contributions are of less than a whole round")
-        if self.starts > 1 and self.reasons:
-            parts.append(f"{self.starts} starts")
-        return ": ".join(filter(None, [", ".join(parts), self.why]))
+        starts = f"{self.starts} starts in all" if self.starts > 1 and self.reasons else ""
+        return "; ".join(filter(None, [": ".join(filter(None, [", ".join(parts), self.why])), starts]))
 
     @property
     def why(self) -> str:
