@@ -62,15 +62,27 @@ def test_times_of_a_replica_add_up_to_the_time_of_the_run() -> None:
     assert west_1["upload"] == pytest.approx(37 * 1.0), "to encode is a part of it"
     assert sum(west_1.values()) == pytest.approx(800)
     assert sum(facts.seconds.values()) == pytest.approx(4 * 800)
+    spent, goodput = facts.answers[3].sentences[:2]
+    assert spent.startswith(
+        "Within the rounds the replicas had 53 m 20 s together: train 78.5 %, wait (for the work of"
+    )
+    assert goodput == "Goodput 77.5 %: training whose result is in an average; another 1.0 % was late or abstained."
+    assert "all training on record is" in SmallRun().facts().answers[3].sentences[1]
 
 
 def test_answers_name_the_end_of_the_loss_and_each_absence() -> None:
     converged, missing, cost, time = eventful().facts().answers
-    assert (converged.short, converged.level) == ("loss 4.009 to 2.028, still falling", "good")
+    assert (converged.short, converged.level) == ("not yet: the loss is still falling", "warning")
+    assert converged.sentences[:2] == (
+        "Training loss, mean of the replicas: 4.009 in round 0, 2.006 in round 39, the lowest.",
+        "The mean of the last 10 rounds, 2.028, is 3.45 % below that of the 10 rounds before.",
+    )
     assert any(text.startswith("Held-out val_loss: 4.1") for text in converged.sentences), converged.sentences
     assert (missing.short, missing.level) == ("5 of 160 contributions missing", "warning")
     texts = " ".join(missing.sentences)
-    assert "west-1: missing in 3 of 40 rounds (20-22), 2 starts: killed (signal SIGKILL)" in texts
+    assert "west-1: missing in 3 of 40 rounds (20-22): killed (signal SIGKILL)" in texts
+    assert "Participation 96.9 %: 35 of 40 rounds have the work of all 4 replicas." in missing.sentences
+    assert "2 contributions are of a shorter round: west-0 in 5-6. A replica that is behind" in texts
     assert "round 20 closed 7 m 00 s after the start of the run" in texts
     assert "east-1: missing in 1 of 40 rounds (12): it came too late for round 12" in texts
     assert "NaN in parameter 'w' (round 30)" in texts
@@ -86,7 +98,7 @@ def test_reason_of_a_kill_is_named_though_a_restart_made_up_for_it() -> None:
     ]
     west_1 = eventful().facts(history=replace(history, starts=tuple(starts))).replicas[-1]
     assert west_1.stretches[1].mark == "killed"
-    assert west_1.text == f"missing in 3 of 40 rounds (20-22), 2 starts: {KILLED} (round 3)"
+    assert west_1.text == f"missing in 3 of 40 rounds (20-22): {KILLED} (round 3); 2 starts in all"
 
 
 def replace_status(outcome: Outcome, status: str) -> Outcome:
@@ -113,7 +125,22 @@ def test_loss_that_ends_is_not_called_converged() -> None:
         assert (converged.short, converged.level) == (f"no finite loss since round {since}", "bad")
     logged_at_times = tuple(without_loss(number, 5) for number in range(25))
     converged = SmallRun().facts(history=replace(history, rounds=logged_at_times)).answers[0]
-    assert converged.level == "good"
+    assert converged.short == "unknown: too few rounds"
+
+
+@pytest.mark.parametrize(
+    ("losses", "short", "level"),
+    [
+        ({}, "not yet: the loss is still falling", "warning"),
+        (dict.fromkeys(range(15, 40), 2.0), "yes: the loss is flat over the last 20 rounds", "good"),
+        ({number: 2.0 + number / 10 for number in range(40)}, "no: the loss is RISING over the last 20 rounds", "bad"),
+    ],
+)
+def test_trend_decides_if_the_run_converged(losses: dict[int, float], short: str, level: str) -> None:
+    converged = SmallRun(losses=losses, metrics=()).facts().answers[0]
+    assert (converged.short, converged.level) == (short, level)
+    assert "No held-out loss was logged: `replica.log(val_loss=...)`" in " ".join(converged.sentences)
+    assert "No held-out" not in " ".join(SmallRun().facts().answers[0].sentences)
 
 
 def test_clock_that_is_set_back_loses_no_time() -> None:
@@ -129,7 +156,8 @@ def test_differing_bits_are_named() -> None:
     facts = SmallRun(differs=frozenset({7, 8})).facts()
     assert facts.differing == (7, 8)
     assert facts.answers[0].level == "bad"
-    assert "The replicas' bits DIFFERED after rounds 7-8: see the findings." in facts.answers[0].sentences
+    assert facts.answers[0].short.endswith("and the models of the replicas differ")
+    assert "The models of the replicas DIFFERED after rounds 7-8: see the findings." in facts.answers[0].sentences
 
 
 def test_run_without_a_closed_round_has_clear_words() -> None:
@@ -186,7 +214,7 @@ def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
         in cost.sentences
     )
     assert "Estimated traffic of a round: 16.0 MB; it was 15.7 MB." in cost.sentences
-    assert cost.sentences[-1].endswith("; not in the dollars, because only a spec names the region of the bucket.")
+    assert cost.sentences[-1].endswith("a spec names the region of the bucket, so use `skerry report SPEC`.")
     priced = replace(costs, traffic_usd=0.05, requests_usd=0.04, unpriced=("a GB to the bucket",))
     dollars = (
         "$0.050 for the bytes (the price of a GB to the bucket is unknown) is counted; requests are not: at most $0.040"
@@ -199,9 +227,19 @@ def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
 
 def test_machines_of_your_own_have_no_unknown_price() -> None:
     machines = (MachineCost(machine="local", hours=0.5, running=0, usd_an_hour=None),)
-    cost = eventful().facts(costs=Costs(machines=machines)).answers[2]
-    assert (cost.short, cost.level) == ("no machine of a cloud", "good")
-    assert cost.sentences[0] == "30 m 00 s of machines of your own, which have no price here."
+    facts = eventful().facts(costs=Costs(machines=machines))
+    cost = facts.answers[2]
+    assert (cost.short, cost.level) == ("no machines of a cloud", "good")
+    assert cost.sentences[0] == (
+        "Your own machines ran for 30 m 00 s together, starts and ends of processes included. Their hardware and power "
+        "have no price here."
+    )
+    assert "unknown" in page(facts), "the bill of the bucket"
+    here = replace(eventful().history(), uri="file:///runs/tiny-gpt")
+    facts = eventful().facts(costs=Costs(machines=machines), history=here)
+    assert (facts.answers[2].short, facts.answers[2].level) == ("no cloud bill", "good")
+    assert facts.answers[2].sentences[-1].endswith("the store is a folder, so no cloud bills them.")
+    assert "<b>none</b>dollars" in page(facts)
     mixed = (*machines, replace(machines[0], machine="us-east-1 g6e.xlarge"))
     assert eventful().facts(costs=Costs(machines=mixed)).answers[2].short == "unknown: no prices"
 
@@ -289,5 +327,5 @@ def test_evaluation_after_the_last_round_ends_the_curve_of_its_metric() -> None:
     (curve,) = [curve for curve in facts.metrics if curve.name == "val_loss"]
     assert [point.round for point in curve.points] == [0, 5, 10, 11]
     assert (curve.points[-1].mean, curve.points[-1].replicas) == (1.5, 2)
-    assert any("1.500 in round 11, lowest 1.500 in round 11" in text for text in facts.answers[0].sentences)
+    assert any("1.500 in round 11, the lowest" in text for text in facts.answers[0].sentences)
     assert page(facts).count("1.500") >= 2

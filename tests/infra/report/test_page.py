@@ -6,6 +6,7 @@ import re
 import struct
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from tests.infra.report.histories import SmallRun, eventful
@@ -17,6 +18,7 @@ from skerry.infra.report.facts import Curve, Point
 from skerry.infra.report.loss_charts import metric_chart
 from skerry.infra.report.page import page
 from skerry.infra.report.plot import escaped, ticks
+from skerry.infra.report.round_charts import participation_grid, seconds_of_rounds
 
 HOSTILE = "</span><script>alert('x')</script><img src=x onerror=alert(1)>\" onload=\"alert(2)\x1b[31m\x00"
 MEGABYTES_2 = 2_000_000
@@ -147,6 +149,39 @@ def test_line_of_a_replica_has_a_gap_where_it_was_away() -> None:
     text = page(SmallRun(kill=("west-1", 20, 22)).facts())
     lines = re.findall(r'<path class="line thin"[^>]* d="([^"]*)"', text)
     assert [line.count("M") for line in lines] == [1, 1, 1, 2] * 3, "against rounds, tokens and minutes"
+
+
+def test_return_of_a_replica_is_marked_in_the_chart_of_the_loss() -> None:
+    text = page(SmallRun(kill=("west-1", 20, 22)).facts())
+    assert text.count('class="event"') == text.count('class="back"') == 3, "against rounds, tokens and minutes"
+    assert ">west-1 killed, back in round 23<" in text
+    lost = page(SmallRun(kill=("west-1", 20, 39)).facts())
+    assert ">west-1 killed, not back<" in lost
+    assert 'class="back"' not in lost
+
+
+def test_number_of_a_round_is_below_the_middle_of_its_cell() -> None:
+    facts = SmallRun().facts()
+    for chart in (participation_grid(facts), seconds_of_rounds(facts)):
+        labels = re.findall(r'class="x" style="left:([0-9.]+)%">([0-9]+)<', chart)
+        assert labels == [("1.25", "0"), ("26.25", "10"), ("51.25", "20"), ("76.25", "30")], "of 40 rounds, to 39"
+
+
+def test_bars_above_the_axis_are_named_with_their_values() -> None:
+    history = SmallRun().history()
+    late = {5: 40.0, 10: 30.0, 20: 90.0, 30: 60.0}
+    rounds = tuple(
+        replace(
+            item,
+            replicas=tuple(
+                replace(part, seconds={"wait": late.get(item.round, 2.0 + item.round / 50)}) for part in item.replicas
+            ),
+        )
+        for item in history.rounds
+    )
+    assert "\u2191 round 5: 40 s, round 20: 1 m 30 s, round 30: 1 m 00 s, 1 more<" in page(
+        SmallRun().facts(history=replace(history, rounds=rounds))
+    )
 
 
 def test_lines_of_long_runs_are_thinned() -> None:

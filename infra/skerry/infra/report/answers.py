@@ -13,9 +13,9 @@ from skerry.infra.observe.participation import ranges
 from skerry.infra.report.facts import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from skerry.infra.report.facts import Convergence, Costs, Curve, Estimate, Level, ReplicaFacts, ReportFacts
+    from skerry.infra.report.facts import Convergence, Costs, Curve, Estimate, Level, ReplicaFacts, ReportFacts, Trend
 
 CONVERGED: Final = "Did it converge?"
 MISSING: Final = "Which replicas were missing, when and why?"
@@ -23,6 +23,23 @@ COST: Final = "What did it cost?"
 TIME: Final = "Where did the time go?"
 # Replicas that an answer names; the table of replicas has all of them.
 _NAMED: Final = 4
+# In a shorter window the noise between rounds hides most changes, so a flat loss shows nothing.
+_FEW: Final = 5
+# By the trend of the loss: the answer, with the number of rounds that were compared, and its level.
+_VERDICTS: Final[Mapping[Trend, tuple[str, Level]]] = {
+    "falling": ("not yet: the loss is still falling", "warning"),
+    "level": ("yes: the loss is flat over the last {} rounds", "good"),
+    "rising": ("no: the loss is RISING over the last {} rounds", "bad"),
+    "unknown": ("unknown: too few rounds", "unknown"),
+}
+# The parts of a replica's time, as the page explains them.
+PART_TEXTS: Final[Mapping[str, str]] = {
+    "upload": "encode and send its own work",
+    "wait": "for the work of others",
+    "average": "read and add the work of all",
+    "away": "no record of the replica in the round",
+    "other": "starts, checkpoints, not measured",
+}
 # A replica that trains longer than the mean by this share makes the others wait.
 _SLOWER: Final = 1.1
 _WAIT_S: Final = 0.1
@@ -36,7 +53,7 @@ def answers(facts: ReportFacts) -> ReportFacts:
 
 
 def _converged(facts: ReportFacts) -> Answer:
-    sentences = [*_held_out(facts.metrics), *_bits(facts)]
+    sentences = [*_held_out(facts), *_bits(facts)]
     end = facts.convergence
     if end is None:
         return Answer(
@@ -47,12 +64,6 @@ def _converged(facts: ReportFacts) -> Answer:
             else (),
             level="unknown",
         )
-    trend = {
-        "falling": ", still falling",
-        "level": ", level at the end",
-        "rising": ", RISING at the end",
-        "unknown": "",
-    }[end.trend]
     lost_since = _lost_since(facts)
     if lost_since is not None:
         text = f"No round from {lost_since:,} on has a loss: it was NaN or infinite, or was not logged any more."
@@ -62,12 +73,13 @@ def _converged(facts: ReportFacts) -> Answer:
             sentences=(text, *_trend(facts, end), *sentences),
             level="bad",
         )
-    level: Level = "bad" if facts.differing else "warning" if end.trend == "rising" else "good"
+    few = end.trend == "level" and end.window < _FEW
+    short, level = _VERDICTS["unknown" if few else end.trend]
     return Answer(
         question=CONVERGED,
-        short=f"loss {short_number(end.first)} to {short_number(end.last)}{trend}",
+        short=f"{short.format(2 * end.window)}{', and the models of the replicas differ' if facts.differing else ''}",
         sentences=(*_trend(facts, end), *sentences),
-        level="unknown" if end.trend == "unknown" and level == "good" else level,
+        level="bad" if facts.differing else level,
     )
 
 
@@ -79,35 +91,44 @@ def _lost_since(facts: ReportFacts) -> int | None:
 
 
 def _trend(facts: ReportFacts, end: Convergence) -> Iterator[str]:
-    first, last = facts.loss.points[0].round, facts.loss.points[-1].round
-    mean = f" (mean of the last {end.window} rounds)" if end.window > 1 else ""
-    yield (
-        f"Mean loss of the replicas: {short_number(end.first)} in round {first:,}, {short_number(end.last)} in round "
-        f"{last:,}{mean}; the lowest is {short_number(end.lowest[1])} in round {end.lowest[0]:,}."
-    )
+    yield f"Training loss, mean of the replicas: {_course(facts.loss)}."
     if end.change is None:
         yield "Fewer than four rounds show no trend."
         return
-    before = f"the {end.window} rounds before" if end.window > 1 else "the round before"
-    noise = {"level": ", which is within the noise between rounds", "rising": ""}.get(end.trend, "")
-    yield f"Against {before}: {100 * end.change:+.2f} %{noise}."
+    last, before = (
+        (f"The mean of the last {end.window} rounds, {short_number(end.last)},", f"that of the {end.window} rounds")
+        if end.window > 1
+        else ("The last round", "the round")
+    )
+    noise = ", which is within the noise between rounds" if end.trend == "level" else ""
+    side = "above" if end.change > 0 else "below"
+    yield f"{last} is {100 * abs(end.change):.2f} % {side} {before} before{noise}."
 
 
-def _held_out(metrics: tuple[Curve, ...]) -> Iterator[str]:
-    for curve in [curve for curve in metrics if curve.held_out][:2]:
-        first, last, lowest = curve.points[0], curve.points[-1], min(curve.points, key=lambda point: point.mean)
+def _course(curve: Curve) -> str:
+    """The first, the last and the lowest value of a curve, with their rounds."""
+    first, last, lowest = curve.points[0], curve.points[-1], min(curve.points, key=lambda point: point.mean)
+    text = f"{short_number(first.mean)} in round {first.round:,}, {short_number(last.mean)} in round {last.round:,}"
+    low = "the lowest" if lowest is last else f"lowest {short_number(lowest.mean)} in round {lowest.round:,}"
+    return f"{text}, {low}"
+
+
+def _held_out(facts: ReportFacts) -> Iterator[str]:
+    curves = [curve for curve in facts.metrics if curve.held_out]
+    if facts.closed and not curves:
+        yield "No held-out loss was logged: `replica.log(val_loss=...)` or `replica.evaluate` in the script adds one."
+    for curve in curves[:2]:
         yield (
-            f"Held-out {curve.name}: {short_number(first.mean)} in round {first.round:,}, {short_number(last.mean)} in "
-            f"round {last.round:,}, lowest {short_number(lowest.mean)} in round {lowest.round:,}; logged in "
-            f"{len(curve.points):,} rounds by up to {max(point.replicas for point in curve.points)} replicas."
+            f"Held-out {curve.name}: {_course(curve)}; logged in {len(curve.points):,} rounds by up to "
+            f"{max(point.replicas for point in curve.points)} replicas."
         )
 
 
 def _bits(facts: ReportFacts) -> Iterator[str]:
     if facts.differing:
-        yield f"The replicas' bits DIFFERED after rounds {ranges(facts.differing)}: see the findings."
+        yield f"The models of the replicas DIFFERED after rounds {ranges(facts.differing)}: see the findings."
     elif facts.closed and len(facts.replicas) > 1:
-        yield "No two receipts of a round differ: all replicas held the same bits."
+        yield "After every round all replicas held the same model, bit for bit: no two receipts differ."
 
 
 def _missing(facts: ReportFacts) -> Answer:
@@ -122,18 +143,35 @@ def _missing(facts: ReportFacts) -> Answer:
         sentences.insert(0, f"Every round has the work of all {len(facts.replicas)} replicas.")
     elif facts.closed:
         share = facts.contributions / max(1, facts.possible)
+        same = all(replica.of == facts.closed for replica in facts.replicas)
+        every = f"all {len(facts.replicas)} replicas" if same else "all replicas that the run had then"
         sentences.insert(
             0,
-            f"Participation {100 * share:.1f} %; {facts.complete:,} of {facts.closed:,} rounds have the work of all "
-            "replicas of that time.",
+            f"Participation {100 * share:.1f} %: {facts.complete:,} of {facts.closed:,} rounds have the work of "
+            f"{every}.",
         )
-    if cut := sum(replica.cut for replica in facts.replicas):
-        sentences.append(f"{cut:,} contributions are of less than a whole round.")
+    if cut := [replica for replica in facts.replicas if replica.cut]:
+        named = [f"{replica.slot} in {shorter_rounds(replica)}" for replica in cut[:_NAMED]]
+        more = f", and of {len(cut) - _NAMED} more replicas" if len(cut) > _NAMED else ""
+        sentences.append(
+            f"{sum(replica.cut for replica in cut):,} contributions are of a shorter round: {'; '.join(named)}{more}. "
+            "A replica that is behind ends its round early, so that the others do not wait."
+        )
     half = any(2 * replica.in_average <= replica.of for replica in missing)
     level: Level = "unknown" if not facts.closed else "bad" if half else "warning" if missing else "good"
     short = f"{facts.missing:,} of {of} missing" if missing else f"none: all {of}"
     return Answer(
         question=MISSING, short=short if facts.closed else "no round yet", sentences=tuple(sentences), level=level
+    )
+
+
+def shorter_rounds(replica: ReplicaFacts) -> str:
+    """The rounds in which a replica contributed less than a whole round; empty without any."""
+    return ranges(
+        number
+        for stretch in replica.stretches
+        if stretch.mark == "cut"
+        for number in range(stretch.first, stretch.last + 1)
     )
 
 
@@ -150,8 +188,11 @@ def _cost(facts: ReportFacts) -> Answer:
     hours = sum(machine.hours for machine in costs.machines)
     sentences: list[str] = []
     if costs.own:
-        short, level = "no machine of a cloud", "good"
-        sentences.append(f"{_hours(hours)} of your own, which have no price here.")
+        short, level = ("no cloud bill", "good") if facts.in_folder else ("no machines of a cloud", "good")
+        sentences.append(
+            f"Your own machines ran for {_hours(hours, '')} together, starts and ends of "
+            "processes included. Their hardware and power have no price here."
+        )
     elif costs.usd is None:
         short, level = "unknown: no prices", "unknown"
         sentences.append(f"{_hours(hours)}. The log names no machine with a known price, so no dollars are counted.")
@@ -170,7 +211,7 @@ def _cost(facts: ReportFacts) -> Answer:
         sentences += _against_estimate(facts, costs.estimate)
     sentences.append(
         f"Traffic: {size_text(traffic.uploaded_bytes)} up, {size_text(traffic.downloaded_bytes)} down, "
-        f"{traffic.requests:,} requests; {_traffic_dollars(costs)}."
+        f"{traffic.requests:,} requests; {_traffic_dollars(facts)}."
     )
     return Answer(question=COST, short=short, sentences=tuple(sentences), level=level)
 
@@ -179,9 +220,12 @@ def _and_traffic(costs: Costs) -> str:
     return f", {rounded(costs.traffic_usd)} of it for traffic" if costs.traffic_usd else ""
 
 
-def _traffic_dollars(costs: Costs) -> str:
+def _traffic_dollars(facts: ReportFacts) -> str:
+    costs = facts.costs
+    if facts.in_folder:
+        return "the store is a folder, so no cloud bills them"
     if costs.traffic_usd is None:
-        return "not in the dollars, because only a spec names the region of the bucket"
+        return "no dollars are counted for them: a spec names the region of the bucket, so use `skerry report SPEC`"
     unpriced = f" (the price of {' and '.join(costs.unpriced)} is unknown)" if costs.unpriced else ""
     requests = "" if costs.requests_usd is None else f"; requests are not: at most {rounded(costs.requests_usd)}"
     return f"{rounded(costs.traffic_usd)} for the bytes{unpriced} is counted{requests}"
@@ -220,12 +264,21 @@ def _time(facts: ReportFacts) -> Answer:
     shares = {part: seconds / whole for part, seconds in facts.seconds.items()}
     train = shares.get("train", 0.0)
     largest = sorted(shares.items(), key=lambda item: -item[1])
-    words = ", ".join(f"{part} {100 * share:.1f} %" for part, share in largest if share >= 0.001)
-    sentences = [f"Of the replicas' {_hours(whole / 3600, '')}: {words}."]
+    words = ", ".join(
+        f"{part}{f' ({PART_TEXTS[part]})' if part in PART_TEXTS else ''} "
+        f"{f'{100 * share:.1f}' if share >= 0.001 else 'under 0.1'} %"
+        for part, share in largest
+    )
+    sentences = [f"Within the rounds the replicas had {_hours(whole / 3600, '')} together: {words}."]
     if facts.goodput is not None:
-        sentences.append(f"Goodput {100 * facts.goodput:.1f} %: training whose result is in an average.")
+        vain = train - facts.goodput
+        rest = f"another {100 * vain:.1f} % was late or abstained" if vain >= 0.001 else "all training on record is"
+        sentences.append(f"Goodput {100 * facts.goodput:.1f} %: training whose result is in an average; {rest}.")
     if facts.hidden is not None:
-        sentences.append(f"{100 * facts.hidden:.1f} % of the time of the exchanges was hidden behind training.")
+        sentences.append(
+            f"{100 * facts.hidden:.1f} % of the time of the exchanges ran beside training (more is better); for the "
+            "rest training waited."
+        )
     lengths = [(item.view.seconds, item.view.round) for item in facts.history if item.view.seconds is not None]
     if lengths:
         longest, number = max(lengths)

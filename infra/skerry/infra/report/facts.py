@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from skerry.infra.spec.store_uri import FILE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -124,6 +126,16 @@ class MachineCost:
     running: int
     usd_an_hour: float | None
 
+    @property
+    def own(self) -> bool:
+        """True if it is the operator's own: no cloud bills it."""
+        return self.machine == "local"
+
+    @property
+    def unpriced(self) -> str:
+        """For a table, in place of a price."""
+        return "no price" if self.own else "unknown"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -159,7 +171,7 @@ class Costs:
     @property
     def own(self) -> bool:
         """True if all machines are the operator's own: no cloud has billed any."""
-        return bool(self.machines) and all(machine.machine == "local" for machine in self.machines)
+        return bool(self.machines) and all(machine.own for machine in self.machines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +249,11 @@ class ReportFacts:
     examined: bool
     differing: tuple[int, ...]
     seconds: Mapping[str, float] = field(hash=False)
+
+    @property
+    def in_folder(self) -> bool:
+        """True if the store is a folder: no cloud bills its traffic."""
+        return self.uri.startswith(FILE)
 
     @property
     def missing(self) -> int:

@@ -133,7 +133,7 @@ def heat_map(facts: ReportFacts) -> tuple[str, str]:
         for row in rows
     ]
     height = row_height(len(rows))
-    plot = Plot((float(rounds[0]), float(rounds[-1] + 1)), (0.0, float(len(rows))), height * len(rows), 104)
+    plot = Plot((rounds[0] - 0.5, rounds[-1] + 0.5), (0.0, float(len(rows))), height * len(rows), 104)
     plot.axes(_round_label, whole=True, y_ticks=False)
     plot.image(png_uri(pixels, palette), "loss of each replica against the mean of the round")
     plot.row_labels([replica.slot for replica in facts.replicas], height)
@@ -181,22 +181,25 @@ def _away(replica: ReplicaFacts, x_of: Mapping[int, float]) -> list[tuple[float,
 
 
 def _events(plot: Plot, facts: ReportFacts, x_of: Mapping[int, float], top: float) -> None:
-    """A line where a replica begins to be missing; the first few have its name."""
+    """A line where a replica begins to be missing, and one where it is back; the first few have its name."""
     begins = sorted(
-        (stretch.first, replica.slot, stretch.mark)
+        (stretch.first, stretch.last + 1, replica.slot, stretch.mark)
         for replica in facts.replicas
         for stretch in replica.stretches
         if stretch.mark in {"killed", "absent"} and stretch.first > facts.history[0].view.round
     )
     labelled: list[float] = []
     left, right = _span(x_of)
-    for number, slot, mark in begins[: 5 * _EVENTS]:
-        x = x_of[number]
+    for number, back, slot, mark in begins[: 5 * _EVENTS]:
+        x, returns = x_of[number], back <= facts.history[-1].view.round
         plot.upright(x, "event")
+        if returns:
+            plot.upright(x_of[back], "back")
         near = any(abs(x - other) < _EVENT_GAP * (right - left) for other in labelled)
         if len(labelled) < _EVENTS and not near:
             labelled.append(x)
-            plot.note(x, top, f"{slot} {mark}", "event", f"{slot} {mark} from round {number:,} on")
+            text = f"{slot} {mark}, {f'back in round {back:,}' if returns else 'not back'}"
+            plot.note(x, top, text, "event", f"{text}; missing from round {number:,} on")
 
 
 def _outside(plot: Plot, points: Sequence[Point], x_of: Mapping[int, float], high: float) -> None:

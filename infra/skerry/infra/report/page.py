@@ -8,10 +8,12 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from importlib import resources
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.cost.prices import rounded
 from skerry.infra.number_text import count_text, duration, short_number, size_text
+from skerry.infra.report.answers import PART_TEXTS, shorter_rounds
 from skerry.infra.report.html_table import table
 from skerry.infra.report.loss_charts import COLOURS, has_lines, heat_map, loss_charts, losses_in_order, metric_chart
 from skerry.infra.report.loss_charts import overlaid as overlaid_metric
@@ -63,7 +65,8 @@ def _head(facts: ReportFacts) -> Iterator[str]:
     level = _LEVELS[facts.state]
     yield f'<h1>{escaped(facts.run)}: <span class="{level}">{escaped(facts.headline)}</span></h1>'
     span = "" if facts.age_s is None else f", {duration(facts.age_s)} from the first start to the last closed round"
-    yield f'<p class="dim wrap">{escaped(facts.uri)}, {len(facts.replicas)} replicas{span}</p>'
+    origin = f"created {facts.created[:16].replace('T', ' ')} UTC, {len(facts.replicas)} replicas{span}"
+    yield f'<p class="dim wrap">{escaped(facts.uri)}</p><p class="dim wrap">{escaped(origin)}</p>'
     if errors := sum(finding.severity == "error" for finding in facts.findings):
         yield f'<p class="bad">The log is damaged: <a href="#findings">{errors:,} errors found by skerry doctor</a></p>'
     yield '<div class="tiles">'
@@ -85,15 +88,11 @@ def _answer(answer: Answer, anchor: str) -> Iterator[str]:
 
 
 def _tiles(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
-    lengths = sorted(item.view.seconds for item in facts.history if item.view.seconds is not None)
-    pace = f"{duration(lengths[len(lengths) // 2])} each" if lengths else ""
+    lengths = [item.view.seconds for item in facts.history if item.view.seconds is not None]
+    pace = f"median {duration(median(lengths))}" if lengths else ""
     yield "rounds", f"{facts.closed:,}", ", ".join(filter(None, [f"of {facts.rounds:,}" if facts.rounds else "", pace]))
-    end = facts.convergence
-    yield (
-        "loss",
-        "-" if end is None else short_number(end.last),
-        "" if end is None else f"from {short_number(end.first)}",
-    )
+    losses = [short_number(point.mean) for point in facts.loss.points]
+    yield "loss", losses[-1] if losses else "-", f"from {losses[0]}" if losses else ""
     share = facts.contributions / facts.possible if facts.possible else 0.0
     yield "participation", f"{100 * share:.1f} %", f"{facts.missing:,} of {facts.possible:,} contributions missing"
     goodput = "-" if facts.goodput is None else f"{100 * facts.goodput:.1f} %"
@@ -107,7 +106,11 @@ def _tiles(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
     usd = "unknown" if facts.costs.usd is None else rounded(facts.costs.usd)
     of = "machines" if facts.costs.traffic_usd is None else "machines and traffic"
     if facts.costs.own:
-        usd, of = "-", "machines of your own"
+        usd, of = (
+            ("none", "your own machines and folder")
+            if facts.in_folder
+            else ("unknown", "your own machines, but a bucket")
+        )
     elif not facts.costs.complete:
         of = "machines without a price are not counted"
     yield "dollars", usd, of
@@ -173,7 +176,7 @@ def _replicas(facts: ReportFacts) -> Iterator[str]:
         "now",
         "starts",
         "in rounds",
-        "cut",
+        "shorter rounds",
         "tokens",
         "loss",
         "up",
@@ -186,7 +189,7 @@ def _replicas(facts: ReportFacts) -> Iterator[str]:
             replica.state,
             f"{replica.starts}",
             f"{replica.in_average:,} of {replica.of:,}",
-            f"{replica.cut:,}",
+            shorter_rounds(replica) or "none",
             f"{replica.figures.tokens:,}",
             " to ".join(
                 short_number(loss)
@@ -199,7 +202,7 @@ def _replicas(facts: ReportFacts) -> Iterator[str]:
         )
         for replica in sorted(facts.replicas, key=lambda replica: not replica.text)
     ]
-    yield table(columns, rows, numbers={2, 3, 4, 5, 7, 8}, wide={9})
+    yield table(columns, rows, numbers={2, 3, 5, 7, 8}, wide={9})
 
 
 def _time(facts: ReportFacts) -> Iterator[str]:
@@ -210,18 +213,14 @@ def _time(facts: ReportFacts) -> Iterator[str]:
     chart, more = shares_of_replicas(facts)
     left_out = f"; {more} replicas that train more are left out" if more else ""
     yield f"<h3>Time of each replica <small>% of the run{left_out}</small></h3>{chart}"
-    yield _legend([(PARTS[part], part) for part in facts.seconds])
+    yield _legend([(PARTS[part], ": ".join(filter(None, [part, PART_TEXTS.get(part)]))) for part in facts.seconds])
     yield '<div class="pair"><div><h3>Seconds of a round <small>mean of the replicas that took part</small></h3>'
     yield seconds_of_rounds(facts)
     yield "</div><div><h3>The same without training <small>seconds</small></h3>"
     yield seconds_of_rounds(facts, ("train",))
     yield "</div></div>"
-    yield (
-        '<p class="dim">Of an exchange that runs behind training, only what training waits for. upload: encode and '
-        "send its own contribution. wait: for the contributions of others. average: read and add these. away: rounds "
-        "without a record of the replica. other: starts, checkpoints, and what the "
-        "replica does not measure.</p>"
-    )
+    if (facts.hidden or 0.0) >= 0.001:
+        yield '<p class="dim">Of an exchange beside training, only the time for which training waits is counted.</p>'
 
 
 def _cost(facts: ReportFacts) -> Iterator[str]:
@@ -231,8 +230,8 @@ def _cost(facts: ReportFacts) -> Iterator[str]:
             cost.machine,
             f"{cost.hours:,.2f}",
             f"{cost.running}",
-            "unknown" if cost.usd_an_hour is None else rounded(cost.usd_an_hour),
-            "unknown" if cost.usd_an_hour is None else rounded(cost.usd_an_hour * cost.hours),
+            cost.unpriced if cost.usd_an_hour is None else rounded(cost.usd_an_hour),
+            cost.unpriced if cost.usd_an_hour is None else rounded(cost.usd_an_hour * cost.hours),
         )
         for cost in facts.costs.machines
     ]

@@ -42,6 +42,8 @@ _CELLS: Final = 4000
 _COLUMNS: Final = 500
 _BARS: Final = 120
 _ROWS: Final = 32
+# Bars above the axis that are named: more have no room on a phone.
+_NAMED: Final = 3
 _NAMES: Final = 104
 
 
@@ -49,7 +51,7 @@ def participation_grid(facts: ReportFacts) -> str:
     """Rounds x replicas. Equal neighbours are one rectangle; too many of these are a picture."""
     first, last = facts.history[0].view.round, facts.history[-1].view.round
     replicas, height = facts.replicas, row_height(len(facts.replicas))
-    plot = Plot((float(first), float(last + 1)), (0.0, float(len(replicas))), height * len(replicas), _NAMES)
+    plot = Plot((first - 0.5, last + 0.5), (0.0, float(len(replicas))), height * len(replicas), _NAMES)
     plot.axes(lambda value: f"{value:,.0f}", whole=True, y_ticks=False)
     plot.row_labels([replica.slot for replica in replicas], height)
     if sum(len(replica.stretches) for replica in replicas) > _CELLS:
@@ -60,11 +62,11 @@ def participation_grid(facts: ReportFacts) -> str:
     restarts = [(slot, number) for slot, replica in enumerate(replicas) for number in replica.restarts]
     for row, number in restarts[:_RESTARTS] if height >= 8 else ():
         tip = f"{replicas[row].slot} takes part again from round {number:,} on, after a restart"
-        plot.note(number + 0.5, len(replicas) - row - 0.5, "\u25b2", "restart", tip)
+        plot.note(float(number), len(replicas) - row - 0.5, "\u25b2", "restart", tip)
     rows = {replica.slot: row for row, replica in enumerate(replicas)}
     for item in differences(facts)[:_RESTARTS] if height >= 8 else ():
         if item.slot in rows and item.round is not None:
-            at = (item.round + 0.5, len(replicas) - rows[item.slot] - 0.5)
+            at = (float(item.round), len(replicas) - rows[item.slot] - 0.5)
             plot.note(*at, "\u25c6", "restart", f"{item.slot}, round {item.round:,}: {item.text}")
     return plot.html()
 
@@ -84,7 +86,7 @@ def _row(plot: Plot, replica: ReplicaFacts, top: int) -> None:
         )
         why = f": {stretch.why}" if stretch.why else ""
         data = f' data-mark="{stretch.mark}" data-first="{stretch.first}" data-last="{stretch.last}"'
-        box = (float(stretch.first), float(stretch.last + 1))
+        box = (stretch.first - 0.5, stretch.last + 0.5)
         plot.box(
             box, (top - 0.92, top - 0.08), f"m-{stretch.mark}", f"{replica.slot}, {rounds}: {stretch.mark}{why}", data
         )
@@ -132,19 +134,22 @@ def seconds_of_rounds(facts: ReportFacts, left_out: Sequence[str] = ()) -> str:
     bars = [(first, last, _mean_parts(items, left_out)) for first, last, items in bins]
     heights = [sum(parts.values()) for _, _, parts in bars]
     top = max(robust_range(heights)[1], 1e-3) if heights else 1.0
-    plot = Plot((float(bins[0][0]), float(bins[-1][1] + 1)), (0.0, top), 200)
+    begin, end = bins[0][0] - 0.5, bins[-1][1] + 0.5
+    plot = Plot((begin, end), (0.0, top), 200)
     plot.axes(lambda value: f"{value:,.0f}", whole=True)
     for first, last, parts in bars:
         at, gap = 0.0, 0.06 * (last + 1 - first)
         for part, seconds in parts.items():
             rounds = f"round {first:,}" if first == last else f"rounds {first:,} to {last:,}"
             box = (min(at, top), min(at + seconds, top))
-            plot.box((first + gap, last + 1 - gap), box, f"p-{part}", f"{rounds}: {part} {seconds:.2f} s")
+            plot.box((first - 0.5 + gap, last + 0.5 - gap), box, f"p-{part}", f"{rounds}: {part} {seconds:.2f} s")
             at += seconds
     outside = [(height, first) for (first, _, _), height in zip(bars, heights, strict=True) if height > top]
     if outside:
-        height, first = max(outside)
-        plot.note(first + 0.5, top, f"\u2191 {duration(height)}, round {first:,}", "outside")
+        highest = sorted(sorted(outside)[-_NAMED:], key=lambda item: item[1])
+        named = [f"round {first:,}: {duration(height)}" for height, first in highest]
+        more = [f"{len(outside) - _NAMED} more"] if len(outside) > _NAMED else []
+        plot.note(begin, top, f"\u2191 {', '.join([*named, *more])}", "outside")
     return plot.html()
 
 
