@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tests.kit.protocol import heartbeat, run_record
-from tests.kit.records import member, outcome
+from tests.kit.records import commit, member, outcome
 from tests.kit.rounds import NONCE, WrittenRun
 from tests.kit.stores import CountingStore
 from tests.support.clocks import FakeClock
@@ -24,7 +24,7 @@ SLOTS: Final = tuple(f"a-{number}" for number in range(64))
 
 
 class RolledUpRun:
-    """Of its rounds only the last three have single records, and they would be those of rounds 0 to 2.
+    """Of its rounds only the last three have more than a commit, and their records would be those of rounds 0 to 2.
 
     restarts: of each replica, one after the other; each ended start is in a roll-up with its end, and so are all other
     starts. The first replica is away in round 96 of each hundred.
@@ -47,6 +47,8 @@ class RolledUpRun:
             roll_up = RollUp.of(NONCE, "a-0", "c" * 64, shown, starts[first // ROUNDS :: rounds // ROUNDS])
             self.store.create(keys.roll_up(first, first + ROUNDS - 1), roll_up.to_stored())
         self._move_singles(rounds - 3)
+        for number in range(rounds - 3):
+            self.put(keys.commit(number), commit(number, run=NONCE))
         for slot in slots:
             self.put(keys.outcome(slot, restarts), outcome(slot, restarts, run=NONCE, round=rounds))
             beat = heartbeat(slot, run=NONCE, incarnation=restarts, round=rounds, phase="finished")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,11 @@ from skerry.infra.report.build_facts import Sources, build_facts
 from skerry.infra.report.page import page
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.log import keys
+from skerry.runtime.log.read_rounds import RoundListing
 from skerry.runtime.log.records import MAX_FIGURE, MAX_SECONDS
+from skerry.runtime.log.roll_up import RollUp
+from skerry.runtime.log.run_record import Run
+from skerry.runtime.log.summarize_round import RecordedRound
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,3 +97,19 @@ def test_figures_of_records_are_too_large_for_no_reader(tmp_path: Path, figure: 
     view = Observer(log.store, settings, log.clock, history).view()
     assert plain(view)
     assert page(build_facts(Sources(history=history, view=view, settings=settings)))
+
+
+def test_roll_up_of_rounds_to_come_closes_no_round(tmp_path: Path) -> None:
+    """Otherwise `up` and `watch` would say that the run is finished."""
+    log = Log(tmp_path)
+    run = Run.parse(log.read(keys.RUN), keys.RUN)
+    log.store.replace(keys.RUN, run.model_copy(update={"rounds": 10}).to_bytes())
+    singles = list(RoundListing(log.store, log.nonce, range(ROUNDS)).read())
+    real = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
+    forged = [replace(item, history=replace(item.history, round=number + ROUNDS)) for number, item in enumerate(real)]
+    roll_up = RollUp.of(log.nonce, "a-1", OTHER, [*real, *forged], ())
+    log.store.create(keys.roll_up(0, 2 * ROUNDS - 1), roll_up.to_stored())
+    history = read_history(log.store)
+    assert [item.round for item in history.rounds] == [*range(ROUNDS)]
+    view = Observer(log.store, require_settings(log.store), log.clock, history).view()
+    assert (view.closed, view.finished) == (ROUNDS, False)

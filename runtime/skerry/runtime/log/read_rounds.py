@@ -167,15 +167,16 @@ def read_closed_rounds(
     run: the nonce. starts: gets the starts and ends in roll-ups, by key. Costs one request for each roll-up, one for
     each record of the rounds that are in none, and some listings. Raises what the store raises.
     """
-    begin = 0
-    for roll_up in _covering(store, run, list_roll_ups(store)):
+    # Listed before the commits, so that its rounds are among them. Any replica may store one of rounds to come.
+    listed = list_roll_ups(store)
+    begin, closed = 0, find_closed(store, 0)
+    for roll_up in _covering(store, run, [rounds for rounds in listed if rounds.stop <= closed]):
         if begin < roll_up.first:
             yield from _single_rounds(store, run, range(begin, roll_up.first))
         yield from (item for item in roll_up.histories() if item.round >= begin)
         if starts is not None:
             starts.update((key_of_start(record), record) for record in roll_up.starts or ())
         begin = roll_up.last + 1
-    closed = find_closed(store, begin)
     if begin < closed:
         yield from _single_rounds(store, run, range(begin, closed))
 
