@@ -63,6 +63,9 @@ _FORMS: Final = tuple(
         ("address", r"(?:https?://|\bhost=['\"]?)(?P<id>[\w-]+(?:\.[\w-]+)+)"),
         ("ip", r"(?<![\w.])(?P<id>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|\.\d)"),
         ("ip", r"(?<![\w:.])(?P<id>[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w:])"),
+        # As `doctor` says whose a token is.
+        ("user", r"the token is of (?:the workspace |(?!the workspace ))(?P<id>[^\s<]+)"),
+        ("namespace", r"write namespace: (?P<id>[^,\n<]+)"),
         ("user", r"/(?:home|Users)/(?P<id>[^/\s\"'<>:]+)"),
     )
 )
