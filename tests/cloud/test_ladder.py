@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 DIGEST = f"@sha256:{'1' * 64}"
 ALL = {
@@ -259,6 +259,21 @@ def test_killed_ladder_has_counted_the_rung_that_ran(tmp_path: Path) -> None:
         climb.ladder.climb()
     saved = Journal.load(climb.journal.path)
     assert (saved.rungs[0].result, saved.spent_usd) == ("interrupted", 2.0)
+
+
+def test_journal_is_whole_after_a_write_that_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    climb = Climb(tmp_path, {JOB: recorded(passed())})
+    assert climb.ladder.climb() == ladder.OK
+    spent, write = climb.journal.spent_usd, Path.write_text
+
+    def cut_short(path: Path, text: str) -> int:
+        write(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        climb.journal.save()
+    assert Journal.load(climb.journal.path).spent_usd == spent
 
 
 def test_page_has_no_id_that_a_test_has_recorded(tmp_path: Path) -> None:

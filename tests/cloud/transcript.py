@@ -99,8 +99,10 @@ class Journal:
 
     def save(self) -> None:
         values = {name: value for name, value in asdict(self).items() if name != "path"}
-        self.path.touch(mode=0o600)
-        self.path.write_text(json.dumps(values, indent=1))
+        written = self.path.with_suffix(".new")
+        written.touch(mode=0o600)
+        written.write_text(json.dumps(values, indent=1))
+        written.replace(self.path)  # a journal that was cut short would forget what was spent
 
     def add(self, result: RungResult) -> None:
         """Save a rung's result in place of an earlier one of it."""
