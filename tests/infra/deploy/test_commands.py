@@ -179,7 +179,7 @@ def test_logs_by_uri_find_the_jobs_in_the_state(
     skerry("apply", spec, "--auto-approve", "--set", "replicas[0].count=2")
     batch = skerry_sandbox.client("batch")
     jobs = batch.list_jobs(jobQueue=queue_of(skerry_sandbox), jobStatus="RUNNABLE")["jobSummaryList"]
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job["jobName"]):
         skerry_sandbox.batch.write(job["jobId"], f"hello of {job['jobName']}")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -70,7 +70,10 @@ class Run:
         return len(self.store.list(keys.COMMITS))
 
     def until_closed(self, rounds: int) -> None:
-        until(lambda: self.closed() >= rounds)
+        try:
+            until(lambda: self.closed() >= rounds)
+        except TimeoutError:
+            pytest.fail(f"{self.closed()} of {rounds} rounds: {self.jobs()}\n{self.skerry('logs', '-v')[-8000:]}")
 
     def receipt_keys(self, round_number: int) -> list[str]:
         return [keys.receipt(round_number, slot) for slot in ("hpc-0", "hpc-1")]
@@ -109,7 +112,7 @@ def test_run_survives_a_requeue_a_kill_and_a_cancel_and_leaves_nothing(cluster: 
     assert (jobs["hpc-1"]["exit_code"], jobs["hpc-1"]["again"]) == (137, True)
     # No round closes without both, so the next one is of their next starts.
     next_round = run.closed()
-    cluster.start(requeued, "now")
+    cluster.start(requeued, "now+10")  # a node takes no job again in the five seconds after its end
     run.skerry("apply", "--auto-approve")
     run.until_closed(next_round + 1)
     jobs = run.jobs()
