@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+from bisect import bisect_left, insort
 from collections import Counter
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final, Literal, Self
@@ -160,6 +161,7 @@ class S3Server:
         self._lock = threading.Lock()
         self._serial = itertools.count(1)
         self._objects: dict[tuple[str, str], StoredObject] = {}
+        self._names: list[tuple[str, str]] = []  # of _objects, sorted: a listing reads one page of them
         self._connections: set[socket.socket] = set()
         self._listener = socket.create_server((host, port), backlog=256)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -287,7 +289,10 @@ class S3Server:
             refused = self.check_condition(request.headers, self._objects.get((request.bucket, request.key)))
             if refused is not None:
                 return refused
-            self._objects[request.bucket, request.key] = stored
+            name = request.bucket, request.key
+            if name not in self._objects:
+                insort(self._names, name)
+            self._objects[name] = stored
         return Response(200, self.describe(stored))
 
     def _get(self, request: Request) -> Response:
@@ -308,8 +313,10 @@ class S3Server:
         return Response(status, headers, _cut(stored.parts, start, stop))
 
     def _delete(self, request: Request) -> Response:
+        name = request.bucket, request.key
         with self._lock:
-            self._objects.pop((request.bucket, request.key), None)
+            if self._objects.pop(name, None) is not None:
+                del self._names[bisect_left(self._names, name)]
         return Response(204)
 
     def _list(self, request: Request) -> Response:
@@ -318,9 +325,11 @@ class S3Server:
         after = query.get("continuation-token") or query.get("start-after", "")
         limit = min(self._page_keys, int(query.get("max-keys", self._page_keys)))
         with self._lock:
-            in_bucket = ((key, stored) for (bucket, key), stored in self._objects.items() if bucket == request.bucket)
-            matches = ((key, stored) for key, stored in in_bucket if key.startswith(prefix) and key > after)
-            objects = sorted(matches, key=lambda item: item[0])
+            first = bisect_left(self._names, (request.bucket, max(prefix, after)))
+            names = map(self._names.__getitem__, range(first, len(self._names)))
+            matches = itertools.takewhile(lambda name: name[0] == request.bucket and name[1].startswith(prefix), names)
+            page = itertools.islice((name for name in matches if name[1] > after), limit + 1)
+            objects = [(name[1], self._objects[name]) for name in page]
         return _listing(prefix, limit, objects)
 
     def _control(self, request: Request) -> Response:
