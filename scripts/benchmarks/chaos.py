@@ -86,6 +86,7 @@ from common.options import picture
 
 from skerry.runtime.log import keys, records
 from skerry.runtime.log.read_rounds import find_closed
+from skerry.runtime.log.record_parsing import digest_of
 from skerry.runtime.log.records import Codec, Reduction
 from skerry.runtime.store.directory import DirectoryStore
 
@@ -168,7 +169,7 @@ def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Con
     for entry in store.list(keys.COMMITS):
         commit = records.Commit.parse(store.read(entry.key) or b"", entry.key)
         assert commit.previous == previous, f"the chain is broken at {entry.key}"
-        previous = records.digest_of(store.read(entry.key) or b"")
+        previous = digest_of(store.read(entry.key) or b"")
         key = keys.decision(commit.round, 0)
         for share in records.Decision.parse(store.read(key) or b"", key).members:
             key = keys.contribution(commit.round, 0, share.slot)

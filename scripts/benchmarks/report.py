@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing
+from skerry.runtime.log.record_parsing import digest_of
 from skerry.runtime.log.records import (
     GENESIS,
     Commit,
@@ -41,7 +42,6 @@ from skerry.runtime.log.records import (
     Receipt,
     Share,
     Telemetry,
-    digest_of,
 )
 from skerry.runtime.log.roll_up import ROUNDS, RollUp
 from skerry.runtime.log.run_record import Run
@@ -51,7 +51,7 @@ from skerry.runtime.store.directory import DirectoryStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.runtime.log.records import Record
+    from skerry.runtime.log.record_parsing import Record
 
 NONCE: Final = "a" * 32
 FORMS: Final = {"whole": ["--full"], "page": [], "csv": ["--export", "csv"]}

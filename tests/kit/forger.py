@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.records import GENESIS, Contribution, Decision, Member, Record, Share, digest_of
+from skerry.runtime.log.record_parsing import Record, digest_of
+from skerry.runtime.log.records import GENESIS, Contribution, Decision, Member, Share
 from tests.kit.managers import Island, begin_run, islands_of, together, wait_until_saved
 from tests.kit.protocol import contribution
 from tests.kit.records import commit

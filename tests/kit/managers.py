@@ -14,7 +14,8 @@ from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt, Record
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.ranks.interface import RankLost

@@ -7,14 +7,15 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry
 from tests.kit.protocol import contribution
 from tests.kit.records import commit, receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from skerry.runtime.log.records import Record
+    from skerry.runtime.log.record_parsing import Record
     from skerry.runtime.store import Store
 
 NONCE = "a" * 32

@@ -24,7 +24,8 @@ from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, Decision, Heartbeat
 from skerry.runtime.log.run_record import Run, Settings
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.replica import connect

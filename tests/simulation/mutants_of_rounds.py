@@ -20,7 +20,8 @@ from skerry.runtime.checkpointing import garbage_collector
 from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, Stored
-from skerry.runtime.log.records import Contribution, Decision, Link, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import Contribution, Decision, Link
 from skerry.runtime.protocol import exchange, exchange_view, quorum, slot_claim_and_heartbeats
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.store.retrying import Retrying, speed_of

@@ -16,7 +16,7 @@ from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import digest_of
+from skerry.runtime.log.record_parsing import digest_of
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.protocol.exchange import Exchange

@@ -20,7 +20,8 @@ from tests.simulation.search import quiet
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, Contribution
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES
+from skerry.runtime.log.records import Contribution
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.round_runner import RoundRunner
 

@@ -15,7 +15,7 @@ from skerry.runtime.log.records import Decision, Member, Place, Share, Telemetry
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Record
+    from skerry.runtime.log.record_parsing import Record
 
 NONCE = "a" * 32
 SLOTS = ("batch-0", "batch-1", "batch-2", "sagemaker-0", "vertex-0", "vertex-1")

@@ -12,7 +12,8 @@ from tests.support.clocks import FakeClock
 from skerry.infra.observe.doctor.examine import examine
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:

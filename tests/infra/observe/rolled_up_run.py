@@ -17,8 +17,8 @@ from skerry.runtime.log.roll_up import ROUNDS, RollUp
 from skerry.runtime.log.summarize_round import RecordedRound
 
 if TYPE_CHECKING:
+    from skerry.runtime.log.record_parsing import Record
     from skerry.runtime.log.recorded_starts import StartRecord
-    from skerry.runtime.log.records import Record
 
 SLOTS: Final = tuple(f"a-{number}" for number in range(64))
 

@@ -21,7 +21,8 @@ from skerry.infra.observe.doctor.findings import NEXT, Examination, Kind
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Contribution, Decision, Pin, Share, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import Contribution, Decision, Pin, Share
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry
 from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Record
+    from skerry.runtime.log.record_parsing import Record
     from skerry.runtime.store import Entry
 
 RUN = "a" * 32

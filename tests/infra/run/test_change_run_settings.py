@@ -18,7 +18,8 @@ from skerry.infra.run.change_run_settings import WantedChange
 from skerry.infra.spec import model
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS
 from skerry.runtime.log.run_record import Settings
 from skerry.runtime.store.directory import DirectoryStore
 

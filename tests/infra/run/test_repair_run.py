@@ -16,7 +16,8 @@ from skerry.infra.run.repair_run import known_copies, repair
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import CheckpointManifest, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import CheckpointManifest
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.store.directory import DirectoryStore

@@ -23,7 +23,8 @@ from tests.kit.records import commit, outcome, receipt
 from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Member, Phase, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, Member, Phase
 from skerry.runtime.log.run_record import Run, Settings
 from skerry.runtime.store import Store, open_store
 

@@ -14,20 +14,8 @@ from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log.installed_versions import read_software
-from skerry.runtime.log.records import (
-    GENESIS,
-    MAX_RECORD_BYTES,
-    Commit,
-    Contribution,
-    Decision,
-    Heartbeat,
-    Member,
-    Part,
-    Place,
-    Record,
-    Share,
-    digest_of,
-)
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES, Record, digest_of
+from skerry.runtime.log.records import GENESIS, Commit, Contribution, Decision, Heartbeat, Member, Part, Place, Share
 from skerry.runtime.log.run_record import MirrorSettings, PeerCopies, Run
 from skerry.runtime.protocol.quorum import ObservedContribution, members
 

@@ -15,7 +15,8 @@ from skerry.infra.observe.doctor.examine import examine_store
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Decision, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Decision
 from skerry.runtime.log.run_record import Settings, Verdict
 from skerry.runtime.mirrors.checked_cut import CheckedCuts, check_free
 from skerry.runtime.mirrors.failover_vote import go_on

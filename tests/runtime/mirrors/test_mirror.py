@@ -24,7 +24,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Conflict, Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
-from skerry.runtime.log.records import CheckpointManifest, Part, Receipt, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import CheckpointManifest, Part, Receipt
 from skerry.runtime.log.run_record import FailoverSettings
 from skerry.runtime.mirrors.ballots import Ballots
 from skerry.runtime.mirrors.mirror import KEPT, Mirror, MirrorOptions, complete_checkpoints

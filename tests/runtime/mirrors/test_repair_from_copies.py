@@ -19,7 +19,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Conflict, Corrupt, Fenced, Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
-from skerry.runtime.log.records import Contribution, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import Contribution
 from skerry.runtime.log.run_record import MirrorSettings
 from skerry.runtime.mirrors.mirror import Mirror, MirrorOptions
 from skerry.runtime.mirrors.repair_from_copies import Copies, NamedObject, RoundMender, mend

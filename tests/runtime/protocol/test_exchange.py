@@ -26,7 +26,8 @@ from tests.support.clocks import FakeClock
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Diverged, Fenced
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, Link, makers_in
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES
+from skerry.runtime.log.records import Link, makers_in
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
 from skerry.runtime.store.memory import MemoryStore

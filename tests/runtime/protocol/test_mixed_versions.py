@@ -12,7 +12,8 @@ from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Contribution, Link, Record
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Contribution, Link
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Corrupt, Fenced, Invalid, Retryable
-from skerry.runtime.log.records import Record
+from skerry.runtime.log.record_parsing import Record
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import Address, RankLost, SingleRank, combine_digests, read_address
 from skerry.runtime.ranks.tcpstore import TcpStoreGroup

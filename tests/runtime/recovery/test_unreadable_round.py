@@ -38,7 +38,8 @@ from tests.support.clocks import FakeClock
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, Contribution
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES
+from skerry.runtime.log.records import Contribution
 from skerry.runtime.store import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.failure_text import OUT_OF_MEMORY
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Heartbeat, Member, Outcome, Record
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Heartbeat, Member, Outcome
 
 if TYPE_CHECKING:
     from skerry.infra.run.executor import Ending

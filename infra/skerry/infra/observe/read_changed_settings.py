@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Decision, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, Decision
 from skerry.runtime.log.run_record import Settings, slot_lists
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import digest_of
+from skerry.runtime.log.record_parsing import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

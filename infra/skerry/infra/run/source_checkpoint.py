@@ -17,7 +17,8 @@ from skerry.runtime.checkpointing.receipt_comparison import read_evidence
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import list_closed
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit
 from skerry.runtime.log.run_record import InitialModel, Run
 from skerry.runtime.tensors.payload_format import check_whole, index_from_headers
 

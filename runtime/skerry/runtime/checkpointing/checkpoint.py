@@ -23,7 +23,8 @@ import xxhash
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, CheckpointManifest, Shard
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES
+from skerry.runtime.log.records import CheckpointManifest, Shard
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.tensors.byte_layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
 from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES

@@ -11,7 +11,8 @@ from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
 from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Record, Work
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Work
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 

@@ -27,7 +27,8 @@ from skerry.runtime.checkpointing.receipt_comparison import (
 from skerry.runtime.checkpointing.shared_state import part_at
 from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import CheckpointManifest, Receipt, Record
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import CheckpointManifest, Receipt
 from skerry.runtime.structured_logging import emit
 from skerry.runtime.tensors.state_comparison import StateDifference, compare_states
 

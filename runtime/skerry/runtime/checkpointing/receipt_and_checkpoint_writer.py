@@ -21,7 +21,8 @@ from skerry.runtime.checkpointing.warm_start import read_initial_model
 from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_REASON, Count, Receipt, Record, Scope, Telemetry, Xxh128
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import MAX_REASON, Count, Receipt, Scope, Telemetry, Xxh128
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 

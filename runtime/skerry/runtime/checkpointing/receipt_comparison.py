@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Decision, Receipt, Record, Scope, Xxh128
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Decision, Receipt, Scope, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence

@@ -13,7 +13,8 @@ from skerry.runtime.checkpointing.model_from_checkpoint import fragments_digest,
 from skerry.runtime.checkpointing.shared_state import is_state
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import CheckpointManifest, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import CheckpointManifest
 
 if TYPE_CHECKING:
     import torch

@@ -14,18 +14,8 @@ from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import check_lives_here
 from skerry.runtime.log.recent_records_cache import RecentRecords
-from skerry.runtime.log.records import (
-    GENESIS,
-    MAX_RECORD_BYTES,
-    Commit,
-    Contribution,
-    Decision,
-    Member,
-    Outcome,
-    Receipt,
-    Record,
-    digest_of,
-)
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES, Record, digest_of
+from skerry.runtime.log.records import GENESIS, Commit, Contribution, Decision, Member, Outcome, Receipt
 from skerry.runtime.log.run_record import Run, Settings, is_over
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel

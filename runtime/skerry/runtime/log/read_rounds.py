@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES, digest_of
 from skerry.runtime.log.recorded_starts import StartRecord, key_of_start
-from skerry.runtime.log.records import MAX_RECORD_BYTES, Commit, Contribution, Decision, Receipt, digest_of
+from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
 from skerry.runtime.log.roll_up import MAX_BYTES, RollUp
 from skerry.runtime.log.summarize_round import RoundRecords, summarize_round
 from skerry.runtime.store.interface import Span

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, Member, Outcome
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES
+from skerry.runtime.log.records import Member, Outcome
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.parallel import run_parallel
 

@@ -7,37 +7,22 @@ a wrong type or another protocol version is refused with the key and the field. 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import xxhash
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from skerry.runtime.contract import PLACE, SLOT_PATTERN
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Invalid
 from skerry.runtime.failure_text import without_commands
 from skerry.runtime.log import keys
+from skerry.runtime.log.record_parsing import Extended, Record, wrong_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PROTOCOL = 1
-# A record has about 1 KB; a decision with 4,000 members about 600 KB. Anything larger is no record of skerry.
-MAX_RECORD_BYTES = 4 << 20
-# A damaged record of 4 MB may have a million wrong fields with names of any length, which take seconds to list.
-_LISTED_FIELDS = 1000
-_NAMED_FIELDS = 5
-_QUOTED_CHARACTERS = 120
 VERSION_CHARACTERS = 64
 GENESIS = "0" * 64
 """The digest that the first round's records name as the previous commit."""
@@ -78,62 +63,10 @@ Layout = Literal[1, 2]
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
-class Record(BaseModel):
-    """A frozen document of the log with strict parsing."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="null")
-    LONGEST: ClassVar[int] = MAX_RECORD_BYTES
-    """The most bytes that are parsed."""
-
-    def to_bytes(self) -> bytes:
-        """The canonical bytes."""
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def parse(cls, data: bytes | memoryview, key: str) -> Self:
-        """The record in `data`, read from `key`. Raises Corrupt naming the key and the first few wrong fields."""
-        if len(data) > cls.LONGEST:
-            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={cls.LONGEST}")
-        try:
-            return cls.model_validate_json(bytes(data))
-        except ValidationError as error:
-            text = f"record does not parse: key={key} kind={cls.__name__} {_wrong_fields(error)}"
-        # Not chained: pydantic's error quotes all that was read, and would be part of every traceback.
-        raise Corrupt(text)
-
-
-def digest_of(data: bytes | memoryview) -> str:
-    """The sha256 of a record's stored bytes, in hex, by which other records refer to it."""
-    return hashlib.sha256(data).hexdigest()
-
-
-class Extended(Record):
-    """A kind of record to which the optional fields ADDED were added later: absent from the bytes while None."""
-
-    ADDED: ClassVar[tuple[str, ...]]
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        return {name: field for name, field in fields.items() if field is not None or name not in self.ADDED}
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     # Divided first: the sum of finite values may be infinite.
     return math.fsum(value / len(known) for value in known) if known else None
-
-
-def _wrong_fields(error: ValidationError) -> str:
-    if error.error_count() > _LISTED_FIELDS:
-        return f"{error.error_count()} wrong fields"
-    wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    named = [
-        f"{'.'.join(map(str, item['loc']))[:_QUOTED_CHARACTERS] or 'document'}: {item['msg'][:_QUOTED_CHARACTERS]}"
-        for item in wrong[:_NAMED_FIELDS]
-    ]
-    rest = [f"and {len(wrong) - _NAMED_FIELDS} more"] if len(wrong) > _NAMED_FIELDS else []
-    return without_commands("; ".join(named + rest))
 
 
 class Place(Record):
@@ -163,7 +96,7 @@ class Place(Record):
         try:
             return cls.model_validate_json(text) if text else None
         except ValidationError as error:
-            wrong = f"{PLACE} is not the place of a replica: {_wrong_fields(error)}"
+            wrong = f"{PLACE} is not the place of a replica: {wrong_fields(error)}"
         raise Invalid(f'{wrong}; write {{"cloud": "aws", "region": "us-east-1"}}, or leave it out')
 
 
@@ -275,7 +208,7 @@ class Telemetry(Record):
     evaluate_s: Seconds = 0.0
     learning_rate: Finite | None = None
     gradient_norm: Finite | None = None
-    metrics: Annotated[dict[MetricName, Finite], Field(max_length=MAX_METRICS)] = {}
+    metrics: dict[MetricName, Finite] = Field(default_factory=dict[str, float], max_length=MAX_METRICS)
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[Telemetry | None]) -> Telemetry | None:

@@ -16,18 +16,17 @@ from pydantic import Field, model_validator
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.record_parsing import Extended, Record
 from skerry.runtime.log.records import (
     MAX_METRICS,
     MAX_REASON,
     Count,
-    Extended,
     Finite,
     Member,
     MetricName,
     Name,
     Nonce,
     Outcome,
-    Record,
     Seconds,
     Sha256,
     Telemetry,

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from skerry.runtime.log.records import (
-    PROTOCOL,
-    Codec,
-    Count,
-    Extended,
-    Name,
-    Nonce,
-    Record,
-    Reduction,
-    Seconds,
-    Sha256,
-    Uri,
-    Xxh128,
-)
+from skerry.runtime.log.record_parsing import Extended, Record
+from skerry.runtime.log.records import PROTOCOL, Codec, Count, Name, Nonce, Reduction, Seconds, Sha256, Uri, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

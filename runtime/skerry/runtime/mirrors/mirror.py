@@ -20,7 +20,8 @@ from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
 from skerry.runtime.log.read_rounds import find_closed
 from skerry.runtime.log.recent_records_cache import RecentRecords
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision
 from skerry.runtime.log.run_record import Elsewhere, Run
 from skerry.runtime.mirrors.ballots import has_votes
 from skerry.runtime.store.parallel import run_parallel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import MAX_RECORD_BYTES, digest_of
+from skerry.runtime.log.record_parsing import MAX_RECORD_BYTES, digest_of
 from skerry.runtime.store import Span
 from skerry.runtime.tensors.payload_format import check_whole
 

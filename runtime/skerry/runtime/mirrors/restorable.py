@@ -10,7 +10,8 @@ from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_record_bytes, read_run
 from skerry.runtime.log.read_rounds import find_closed
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Contribution, Decision
 from skerry.runtime.mirrors.mirror import complete_checkpoints
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from skerry.runtime.errors import Conflict, Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.log.log import read_record_bytes, read_run
+from skerry.runtime.log.record_parsing import Record, digest_of
 from skerry.runtime.log.records import (
     GENESIS,
     CheckpointManifest,
@@ -26,8 +27,6 @@ from skerry.runtime.log.records import (
     Member,
     Outcome,
     Receipt,
-    Record,
-    digest_of,
 )
 from skerry.runtime.log.run_record import Parent, Settings
 from skerry.runtime.mirrors.mirror import is_damaged_code

@@ -19,7 +19,8 @@ from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import check_lives_here
 from skerry.runtime.log.log import read_record_bytes
-from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase, digest_of
+from skerry.runtime.log.record_parsing import digest_of
+from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase
 from skerry.runtime.protocol.quorum import ObservedHeartbeat, is_live
 from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.structured_logging import emit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
 
-    from skerry.runtime.log.records import Record
+    from skerry.runtime.log.record_parsing import Record
 
 Plain: TypeAlias = "bool | int | float | str | tuple[Plain, ...] | None"
 """The values that ranks may exchange, apart from a Record; a tuple may contain tuples, but no Record."""

@@ -23,7 +23,8 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from skerry.runtime import errors
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
-from skerry.runtime.log.records import Count, Name, Nonce, Record
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Count, Name, Nonce
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.protocol.quorum import Undecided
 from skerry.runtime.ranks.interface import CHANNELS, RankLost, SingleRank

@@ -24,7 +24,8 @@ import xxhash
 from pydantic import FailFast, Field
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.log.records import Count, Part, Record, Xxh128
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Count, Part, Xxh128
 from skerry.runtime.tensors.byte_layout import (
     ALIGNMENT,
     BLOCK_BYTES,

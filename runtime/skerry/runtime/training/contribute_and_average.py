@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.errors import Corrupt, Invalid, NotFinite
 from skerry.runtime.log.log import Stored
-from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Contribution, Decision, Part, Sha256
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 from skerry.runtime.tensors.choose_reduction import bytes_of, cheaper_reduction

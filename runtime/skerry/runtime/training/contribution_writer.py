@@ -11,7 +11,8 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import Contribution, Count, Part, Record, Telemetry
+from skerry.runtime.log.record_parsing import Record
+from skerry.runtime.log.records import Contribution, Count, Part, Telemetry
 from skerry.runtime.protocol.exchange import ContributionDraft
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.store.parallel import BackgroundRequests

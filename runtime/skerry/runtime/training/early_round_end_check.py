@@ -13,7 +13,7 @@ from pydantic import Field
 
 from skerry.runtime.errors import Retryable
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import Record
+from skerry.runtime.log.record_parsing import Record
 from skerry.runtime.structured_logging import emit
 from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy, Evaluation
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import read_elsewhere
-from skerry.runtime.log.records import Commit, Contribution, Decision, Record, digest_of
+from skerry.runtime.log.record_parsing import Record, digest_of
+from skerry.runtime.log.records import Commit, Contribution, Decision
 from skerry.runtime.log.run_record import Run
 from skerry.runtime.store.parallel import run_parallel
 

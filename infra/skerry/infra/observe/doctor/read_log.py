@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, records
+from skerry.runtime.log.record_parsing import Record, digest_of
 from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.store import Entry, Store
 
-R = TypeVar("R", bound=records.Record)
+R = TypeVar("R", bound=Record)
 LogRecord: TypeAlias = (
     records.Member
     | records.Heartbeat
@@ -33,7 +34,7 @@ LogRecord: TypeAlias = (
     | records.Outcome
     | records.Pin
 )
-L_co = TypeVar("L_co", bound=records.Record, covariant=True)
+L_co = TypeVar("L_co", bound=Record, covariant=True)
 
 
 class StoredRecord(NamedTuple, Generic[L_co]):
@@ -183,9 +184,7 @@ def no_records(uri: str, run: Run) -> RunRecords:
 class _Reader:
     """Reads records and collects the keys of all of them, and the damage of those that do not parse."""
 
-    def __init__(
-        self, store: Store, pool: ThreadPoolExecutor, known: Mapping[str, records.Record] | None = None
-    ) -> None:
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, known: Mapping[str, Record] | None = None) -> None:
         """known: records that need not be read, by key."""
         self._store = store
         self._pool = pool
@@ -210,7 +209,7 @@ class _Reader:
             return None
         self.listed.add(key)
         try:
-            return StoredRecord(key, records.digest_of(data), kind.parse(data, key), modified)
+            return StoredRecord(key, digest_of(data), kind.parse(data, key), modified)
         except Corrupt as error:
             self.unreadable[key] = str(error)
             return None
@@ -218,7 +217,7 @@ class _Reader:
     def _listed(self, kind: type[R], entry: Entry) -> StoredRecord[R] | None:
         known = self._known.get(entry.key)
         if isinstance(known, kind):
-            return StoredRecord(entry.key, records.digest_of(known.to_bytes()), known, entry.modified)
+            return StoredRecord(entry.key, digest_of(known.to_bytes()), known, entry.modified)
         return self.record(kind, entry.key, entry.modified)
 
 
