@@ -79,6 +79,14 @@ class Work(Thing):
     FIXED: ClassVar[frozenset[str]] = frozenset({"size", "shape", "uses"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lone(Thing):
+    """Known to others by its name alone."""
+
+    KIND: ClassVar[str] = "lone"
+    SINGLE: ClassVar[bool] = True
+
+
 KINDS: tuple[type[Thing], ...] = (Thing, Named, Chest, Common, Work)
 
 
@@ -117,7 +125,7 @@ class Cloud:
     guard: threading.RLock = field(default_factory=threading.RLock)
 
     def handlers(self) -> dict[str, MemoryHandler]:
-        return {kind.KIND: MemoryHandler(self, kind) for kind in KINDS}
+        return {kind.KIND: MemoryHandler(self, kind) for kind in (*KINDS, Lone)}
 
     def write(self, act: Callable[[], None]) -> None:
         """Make one writing call, with the fault if it has its number."""

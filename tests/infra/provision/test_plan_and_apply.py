@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.provision.account import EMPTY, Account
-from tests.infra.provision.memory_cloud import RUN, Chest, Item, MemoryHandler, Named, Thing, Work
+from tests.infra.provision.memory_cloud import RUN, Chest, Item, Lone, MemoryHandler, Named, ProcessKilled, Thing, Work
 
 from skerry.infra.provision.apply import Progress, Step
 from skerry.infra.provision.graph import Graph
@@ -92,6 +92,20 @@ def test_interrupted_deletion_is_finished() -> None:
     assert actions(account.plan(graph)) == {"thing.a#1": Action.CREATE, "thing.a": Action.DELETE}
     account.converge(graph)
     account.check_cloud(graph)
+
+    """The third apply adopts what the first has made: the entry of the first must not delete it."""
+    """What the third apply adopts is what the first has made: the entry of the first must not delete it."""
+    before, after = Graph([new(Lone, "l", name="x")]), Graph([new(Lone, "l", name="y")])
+    account = Account(before)
+    created = account.cloud.items["lone", "x"].outputs
+    account.cloud.fault = (1, "kill_before")  # "y" is created, "x" is not deleted
+    with pytest.raises(ProcessKilled):
+        account.apply(after)
+    account.cloud.revive()
+    assert account.names == {"x", "y"}
+    account.converge(before)
+    assert account.names == {"x"}
+    assert account.cloud.items["lone", "x"].outputs == created
 
 
 def test_unlocked_holder_starts_no_more_changes() -> None:

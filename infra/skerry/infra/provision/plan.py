@@ -362,9 +362,11 @@ class _Planner:
         now = self._graph.get(record.address)
         # Created by skerry and now named in `byo:`: it is the user's from now on.
         handed_over = now is not None and now.brought and now.name == record.name
+        # The same resource as the newer generation, which has adopted it.
+        adopted = now is not None and now.SINGLE and (now.name, now.region) == (record.name, record.region)
         # Data is deleted only with the run, which finds it by its tag.
         kept = record.life is Life.DATA and len(self._graph) > 0
-        stays = record.brought or record.life is Life.SHARED or handed_over or kept
+        stays = record.brought or record.life is Life.SHARED or handed_over or adopted or kept
         because = "replaced by a newer one" if now is not None else "no longer in the spec"
         users = self._users.get(record.address)
         # A deletion that was started continues: its users were removed before.
