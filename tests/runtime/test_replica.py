@@ -115,6 +115,16 @@ def test_finished_run_has_the_outcome_done(uri: str) -> None:
     assert members(store) == [["r-0"]] * 3
 
 
+def test_metrics_that_are_logged_after_the_loop_are_in_the_outcome(uri: str) -> None:
+    create_run(uri)
+
+    def script(replica: Replica) -> None:
+        train(replica)
+        replica.log(test_loss=2.5)
+
+    assert end_of(uri, script).metrics == {"test_loss": 2.5}
+
+
 def test_saved_files_stay_with_the_round_in_which_they_were_saved(uri: str, tmp_path: Path) -> None:
     store = create_run(uri, rounds=4)
     (tmp_path / "plot.png").write_bytes(b"a plot")

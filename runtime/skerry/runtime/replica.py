@@ -355,7 +355,9 @@ class Replica(SlotNumbers):
             reason = f"{reason}; {error if isinstance(error, SkerryError) else text_of_failure(error)}"
         if self.rank > 0:
             return
-        presence = self._manager.presence
+        presence, metrics = self._manager.presence, self._last_metrics
+        if self._manager.world_size == 1 and self._manager.finished:  # also what was logged after the loop
+            metrics = self._manager.unrecorded_metrics()
         outcome = Outcome(
             run=self.run.nonce,
             slot=self.slot,
@@ -369,7 +371,7 @@ class Replica(SlotNumbers):
             loss_first=self._losses[0] if self._losses else None,
             loss_last=self._losses[-1] if self._losses else None,
             ended=self._clock.utc_text(),
-            metrics=self._last_metrics or None,
+            metrics=metrics or None,
         )
         RunLog(self._store, self.run).create(keys.outcome(self.slot, presence.incarnation), outcome)
         emit("ended", {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]})
