@@ -9,12 +9,13 @@ from torch import nn
 
 from skerry.runtime.log import keys
 from tests.kit import records
-from tests.kit.managers import Island, manager_of
+from tests.kit.managers import Island, manager_of, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from skerry.runtime.log.records import Receipt
+    from skerry.runtime.manager import ObjectStoreManager
     from skerry.runtime.store import Store
 
     Harm: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -42,17 +43,32 @@ def write_receipt(store: Store, written: Receipt) -> None:
 
 
 class HarmedIsland(Island):
-    """A replica whose shared parameters are changed once, at the boundary after `harm_at` rounds."""
+    """A replica whose shared parameters are changed once, at the boundary after `harm_at` rounds.
+
+    uploads_wait: the uploads that a test holds up at present.
+    """
 
     harm: Harm | None = None
     harm_at = 3
+    uploads_wait: Collection[object] = ()
 
     def step(self) -> None:
+        wait_for_last_receipt(self.manager, self.uploads_wait)
         if self.harm is not None and self.manager.current_step() >= self.harm_at:
             for tensor in self.originals.values():
                 tensor.copy_(self.harm(tensor))
             self.harm = None
         super().step()
+
+
+def wait_for_last_receipt(manager: ObjectStoreManager, uploads_wait: Collection[object] = ()) -> None:
+    """Wait until this replica's receipt of the last round exists, so that training does not outrun the background.
+
+    uploads_wait: while there are any, receipts wait behind them, and training goes on.
+    """
+    closed, slot = manager.current_step(), manager.presence.slot
+    if closed and slot in manager.lifecycle.members:
+        wait_for(lambda: uploads_wait or manager.session.store.read(keys.receipt(closed - 1, slot)))
 
 
 def scaled(factor: float) -> Harm:
@@ -94,6 +110,7 @@ def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None,
     generator = torch.Generator().manual_seed(ord(slot))
     while manager.current_step() < rounds:
         manager.start_quorum()
+        wait_for_last_receipt(manager)
         if harm is not None and manager.current_step() == HarmedIsland.harm_at:
             with torch.no_grad():
                 model.weight.copy_(harm(model.weight))

@@ -15,11 +15,12 @@ MUTANTS: Final[Sequence[Mutant]] = tuple(KEPT)
 # A seed that shows it, tried before all others. Where a change of the code has made it another schedule, the test
 # searches from seed 0, which can take minutes, and then fails with the seed to write here.
 SHOWN_BY: Final[Mapping[str, int]] = {
+    "a run ends without a comparison of its last rounds": 2172,
     "an answer that the key exists is trusted, without reading back": 4,
-    "a create without an answer counts as done": 3,
+    "a create without an answer counts as done": 8,
     "a checkpoint is taken of live state, half a second later": 468,
-    "a commit that a listing misses is a gap": 3,
-    "dead replicas are waited for": 10,
+    "a commit that a listing misses is a gap": 188,
+    "dead replicas are waited for": 1,
     "whatever stands under the key counts as mine": 0,
     "records are overwritten instead of created": 0,
     "the loser of a create goes on with its own record": 24,
@@ -73,7 +74,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "what was trained before a checkpoint is loaded is kept": 3,
     "no checkpoint is written out of turn for those behind": 54,
     "a finished replica leaves at once although others are behind": 360,
-    "following leaves a round out": 17,
+    "following leaves a round out": 3,
     "a checkpoint is visible before its parts": 0,
     "commits below a checkpoint are deleted": 0,
     "tokens of gradients that a failed round threw away count for its next attempt": 37,

@@ -10,6 +10,7 @@ from typing import Any
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import receipt_comparison
+from skerry.runtime.checkpointing.background_receipt_comparison import ReceiptComparisons
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.training.contribute_and_average import Averager
@@ -63,3 +64,8 @@ def _(patch: Patch) -> None:
 @mutant("divergence", "a state is recomputed from any newest checkpoint")
 def _(patch: Patch) -> None:
     patch.setattr(CheckpointLoader, "_leads_on", lambda *_: True)
+
+
+@mutant("divergence", "a run ends without a comparison of its last rounds")
+def _(patch: Patch) -> None:
+    patch.setattr(ReceiptComparisons, "finish", lambda *_: None)

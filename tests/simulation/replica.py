@@ -30,14 +30,16 @@ class NoCheck:
     """Takes the place of `DivergenceCheck`: receipts are written, and not compared."""
 
     diagnosis = undisputed = settled = None
+    suspects = False
 
     def wants(self, author: str | None) -> bool:
         """Keep no state."""
         del author
         return False
 
-    def look(self, *_: object) -> None:
+    def look(self, *_: object, last: bool = False) -> None:
         """Read no receipts."""
+        del last
 
     def evidence(self, _: object) -> ReceiptEvidence:
         """Every checkpoint may be loaded."""

@@ -320,7 +320,7 @@ def _flipping(rng: random.Random, seed: int) -> Scenario:
     """A bit flips in what one replica holds: it must find out, and heal. In half of these runs of two replicas.
 
     Of four, a majority is right in every record; two recompute their states. In half of these runs some checkpoints are
-    replaced with forged ones.
+    replaced with forged ones, and in half of those from SCATTERED on, the bit flips at any time until the last round.
     """
     pairs = random.Random(f"{seed} pair")
     count, mode = (2, pairs.choice(("diloco", "ddp"))) if pairs.random() < 0.5 else (4, "diloco")
@@ -336,7 +336,9 @@ def _flipping(rng: random.Random, seed: int) -> Scenario:
         ends_early=rng.random() < 0.5,
     )
     rates = Rates(calls=calls, latency_s=rng.choice((0.005, 0.02)), horizon_s=20.0)
-    flips_after = rng.randint(1, 3)
+    flips_after, late = rng.randint(1, 3), random.Random(f"{seed} late")
+    if seed >= SCATTERED and late.random() < 0.5:
+        flips_after = late.randint(4, 13)
     slot = terms.slots[rng.randrange(count)]
     rates = replace(rates, forged=rng.choice((0.0, 0.9)))
     return with_settings(replace(terms, seed=seed, rates=rates), slot, flips_after=flips_after)

@@ -559,6 +559,20 @@ def test_one_of_two_replicas_heals_after_a_bit_flip(mode: Mode, slot: str) -> No
     assert all(len(members) == 2 for members in simulation.checker.members.values())
 
 
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("flips_after", [7, 8, 9])
+@pytest.mark.parametrize(("replicas", "mode"), [(4, "diloco"), (2, "diloco"), (2, "ddp")])
+def test_replica_heals_after_a_bit_flip_in_the_last_rounds(
+    replicas: int, mode: Mode, flips_after: int, *, background: bool
+) -> None:
+    """No round is left in which the difference could be measured, so it is measured before the replica ends."""
+    terms = calm(replicas, rounds=10, min_replicas=replicas, mode=mode, compares=True, background=background)
+    simulation, result = checked(with_settings(terms, "r-1", flips_after=flips_after))
+    assert result.faults["bit_flip"] == 1
+    assert not simulation.checker.flipped
+    assert statuses(simulation) == {"finished" if mode == "ddp" else "done": replicas}
+
+
 @pytest.mark.parametrize("round_number", [2, 3, 4])
 def test_restarted_replica_trains_on_with_every_fragment(round_number: int) -> None:
     script = once("r-1", "create", f"payloads/{round_number:08d}/", "before", "crash")

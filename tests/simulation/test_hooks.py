@@ -9,12 +9,13 @@ ends the last one early.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.kit.managers import manager_of
+from tests.kit.managers import begin_run, manager_of
 from tests.simulation.ledger import Ledger
 from tests.simulation.run import Simulation
 from tests.simulation.scenario import MODES, calm
@@ -24,6 +25,7 @@ from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.optim import OptimizerWrapper
 
+from skerry.runtime.errors import RunFinished
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.early_round_end_check import EarlyEnd, StragglerMonitor
 from skerry.runtime.training.lifecycle import Lifecycle
@@ -92,10 +94,11 @@ def train(mode: Mode, manager: ObjectStoreManager, rounds: int) -> None:
     outer = torch.optim.SGD(model.parameters(), lr=0.7)
     if mode == "ddp":
         module, optimizer = DistributedDataParallel(manager, model), OptimizerWrapper(manager, inner)
-        while manager.current_step() < rounds:
-            optimizer.zero_grad()
-            module(torch.ones(8, 4)).sum().backward()
-            optimizer.step()
+        with suppress(RunFinished):
+            while manager.current_step() < rounds or rounds == ROUNDS:
+                optimizer.zero_grad()
+                module(torch.ones(8, 4)).sum().backward()
+                optimizer.step()
         return
     is_diloco = mode == "diloco"
     with (
@@ -103,17 +106,19 @@ def train(mode: Mode, manager: ObjectStoreManager, rounds: int) -> None:
         if is_diloco
         else LocalSGD(manager, model, inner, sync_every=STEPS)
     ):
-        while manager.current_step() < rounds:
+        while True:
             manager.catch_up(inner)
-            if manager.current_step() < rounds:
-                inner.zero_grad()
-                model(torch.ones(8, 4)).sum().backward()
-                inner.step()
+            if manager.current_step() == rounds:
+                return
+            inner.zero_grad()
+            model(torch.ones(8, 4)).sum().backward()
+            inner.step()
 
 
 def calls_of_torchft(mode: Mode, store: Store) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         calls = record(patch)
+        begin_run(store, ["r-0", "r-1"], rounds=ROUNDS, start_window_s=0.0)
         for slot, rounds in (("r-0", FOLLOWED), ("r-1", ROUNDS)):
             manager = manager_of(store, slot, minimum=1, grace_s=0.1, checkpoint_every=100)
             train(mode, manager, rounds)

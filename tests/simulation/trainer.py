@@ -68,7 +68,7 @@ class ToyTrainer:
 
     def train(self) -> None:
         """To the end of the run, or to a stop request."""
-        while not self.lifecycle.finished and not self.process.stop.is_set():
+        while not self.process.stop.is_set():
             if self._settings.mode == "ddp":
                 self._ddp_step()
                 continue

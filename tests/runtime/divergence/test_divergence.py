@@ -423,6 +423,25 @@ def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, s
     assert members(store)[-1] == ["r-0", "r-1", "r-2"]
 
 
+@pytest.mark.parametrize(("harm", "name"), [(scaled(1.5), "diverged"), (flipped, "rounding_drift")])
+@pytest.mark.parametrize("rounds_left", [1, 2, 3])
+def test_difference_in_the_last_rounds_is_removed_before_the_end(
+    events: pytest.LogCaptureFixture, rounds_left: int, harm: Harm, name: str
+) -> None:
+    store = MemoryStore()
+    begin_run(store, ["r-0", "r-1", "r-2"], minimum=3, rounds=6)
+    islands = harmed_islands(store, [None, None, harm])
+    islands[2].harm_at = 6 - rounds_left
+    train_all(islands, 6, close=False)
+    for island in islands:
+        island.join()
+        assert island.manager.finished
+    assert_same_parameters(islands)
+    assert [event["slot"] for event in logged_events(events, name)] == ["r-2"]
+    for island in islands:
+        island.manager.shutdown()
+
+
 @pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])
 def test_diverged_ddp_replica_heals(events: pytest.LogCaptureFixture, units: int, name: str) -> None:
     store = MemoryStore()
@@ -477,7 +496,9 @@ def test_replica_does_not_heal_while_it_follows_a_round(monkeypatch: pytest.Monk
     island = behind(MemoryStore())
     log_follower, follows = island.manager.lifecycle.log_follower, list[bool]()
     heal = log_follower.recorder.heal
-    monkeypatch.setattr(log_follower.recorder, "heal", lambda: (follows.append(log_follower.following), heal())[1])
+    monkeypatch.setattr(
+        log_follower.recorder, "heal", lambda *at: (follows.append(log_follower.following), heal(*at))[1]
+    )
     island.train(5)
     assert follows
     assert not any(follows)
@@ -487,7 +508,7 @@ def test_replica_healed_by_an_older_checkpoint_follows_to_the_head(monkeypatch: 
     island = behind(MemoryStore(), checkpoint_every=3)
     log_follower, loaded_rounds = island.manager.lifecycle.log_follower, list[int]()
 
-    def heal_once() -> LogPosition | None:
+    def heal_once(*_: object) -> LogPosition | None:
         if loaded_rounds or log_follower.position.round < 4:
             return None
         position = log_follower.recorder.load_newest()

@@ -15,18 +15,20 @@ from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import torch
 
     from skerry.runtime.store import Store
 
 
-def train_scaled(store: Store, factors: Sequence[float], **settings: object) -> None:
+def train_scaled(
+    store: Store, factors: Sequence[float], *, uploads_wait: Collection[object] = (), **settings: object
+) -> None:
     """One replica for each factor that its shared parameters are multiplied with, after two rounds."""
     islands = harmed_islands(store, [None if factor == 1 else scaled(factor) for factor in factors], **settings)
     for island in islands:
-        island.harm_at = 2
+        island.harm_at, island.uploads_wait = 2, uploads_wait
         island.inner.param_groups[0]["lr"] = 0.001
     train_all(islands, ROUNDS)
     assert_same_parameters(islands)
@@ -69,13 +71,17 @@ def test_without_a_majority_the_harmed_replicas_are_named_and_heal(
 def test_replica_heals_however_slow_the_checkpoint_is(events: pytest.LogCaptureFixture, later: int) -> None:
     """The uploads of two checkpoints end when a later round is closed."""
 
+    waiting = set[int]()
+
     def delay_upload(verb: str, key: str) -> None:
         for number in (3, 4):
             if (verb, key) == ("create", keys.checkpoint_manifest(number)):
+                waiting.add(number)
                 wait_for(lambda n=number: MemoryStore.read(store, keys.commit(n - 1 + later)), timeout_s=30)
+                waiting.remove(number)
 
     store = HookedStore(delay_upload)
-    train_scaled(store, (1.5, 1))
+    train_scaled(store, (1.5, 1), uploads_wait=waiting)
     assert_healed(events, store, "r-0")
 
 

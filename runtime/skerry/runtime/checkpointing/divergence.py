@@ -164,6 +164,11 @@ class DivergenceCheck:
         suspicion = self._suspicion
         return suspicion is not None and self._kept is None and author in suspicion.right
 
+    @property
+    def suspects(self) -> bool:
+        """There is a difference to measure, and no state is kept for that. On rank 0."""
+        return self._suspicion is not None and self._kept is None
+
     def keep(self, round_number: int, state: Mapping[str, object], paths: frozenset[Path]) -> None:
         """Keeps this copy of the state, to measure it against the checkpoint of `round_number` closed rounds.
 
@@ -241,20 +246,21 @@ class DivergenceCheck:
             if dispute is not None and self._slot not in dispute.right and self._diagnosis is None:
                 self._suspicion = _Suspicion(agreed=dispute.agreed, right=dispute.right)
 
-    def look(self, mine: Receipt, members: Sequence[str]) -> None:
+    def look(self, mine: Receipt, members: Sequence[str], *, last: bool = False) -> None:
         """Compares one more round with the others, and measures a kept state if possible. Every rank must call it.
 
-        Raises the store's errors, on every rank.
+        last: the run is over, so a kept state that cannot be measured now never can be. Raises the store's errors, on
+        every rank.
         """
 
         def compare() -> _Next:
             if self._first_round:
                 self._monitor.forget(self._first_round, recomputed=self._recomputed_last)
-            if mine.round >= self._first_round:
+            if mine.round >= self._first_round and not last:
                 self._monitor.expect(mine, members)
-            for verdict in self._monitor.look():
+            for verdict in self._monitor.look(last=last):
                 self._apply(verdict)
-            return self._next(closed=mine.round + 1)
+            return self._next(closed=mine.round + 1, last=last)
 
         order = self._ranks.reduce_on_rank0("compare receipts", lambda: None, lambda _: compare(), _Next)
         kept = self._kept
@@ -297,7 +303,7 @@ class DivergenceCheck:
             if self._diagnosis is None and verdict.round >= self._first_round:
                 self._dispute = _Dispute(round=verdict.round, agreed=agreed, mine=mine, right=verdict.right)
 
-    def _next(self, *, closed: int) -> _Next:
+    def _next(self, *, closed: int, last: bool) -> _Next:
         """Decides on rank 0 if the kept state can be measured now, later or never."""
         kept, suspicion = self._kept, self._suspicion
         if kept is None:
@@ -305,18 +311,23 @@ class DivergenceCheck:
         if suspicion is None:
             return _Next(drop=True)
         manifest = self._manifest(kept.round)
-        if manifest is not None:
-            return _Next(manifest=manifest) if manifest.writer in suspicion.right else _Next(drop=True)
-        waited = closed - kept.round
-        if waited < WINDOW:
+        if manifest is not None and manifest.writer in suspicion.right:
+            return _Next(manifest=manifest)
+        if not last and manifest is None and self._may_still_be_saved(kept.round, suspicion.right, closed - kept.round):
             return _Next()
-        if not self._have_saved(kept.round, suspicion.right):  # still being uploaded, or its author failed
-            return _Next(drop=waited >= MAX_QUIET)
-        self._missed += 1  # its author skipped it: try another round
-        if self._missed >= _MISSES:
+        if last or self._missed >= _MISSES:
             agreed, right = suspicion.agreed, suspicion.right
             self._conclude(Diagnosis(round=closed, agreed=agreed, right=right, drift=None))
         return _Next(drop=True)
+
+    def _may_still_be_saved(self, number: int, right: Sequence[str], waited: int) -> bool:
+        """One of `right` may still write the checkpoint of `number` rounds, for which `waited` rounds were waited."""
+        if waited < WINDOW:
+            return True
+        if not self._have_saved(number, right):  # still being uploaded, or its author failed
+            return waited < MAX_QUIET
+        self._missed += 1  # its author skipped it: try another round
+        return False
 
     def _manifest(self, number: int) -> CheckpointManifest | None:
         """Reads a manifest; None if it does not exist or is damaged, which its loader reports."""

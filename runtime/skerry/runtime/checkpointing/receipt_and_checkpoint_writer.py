@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.background_receipt_comparison import ReceiptComparisons
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.model_from_checkpoint import with_model
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
     from skerry.runtime.checkpointing.local_copies_interface import NearCopies
     from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
-    from skerry.runtime.checkpointing.shared_state import SharedState, State
+    from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.log.run_record import InitialModel
@@ -92,6 +93,7 @@ class Recorder:
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
         self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of, near)
         self._recorded = 0
+        self._comparisons = ReceiptComparisons(self._divergence, state, self._train, self._pool)
         self.is_recomputing = False
         """It follows rounds that it has recorded before, to find out if its state was right."""
 
@@ -129,8 +131,7 @@ class Recorder:
             _failed("checkpoint_failed", position.round, error)
             return
         if whole.keeps:
-            kept = cast("State", checkpoint.snapshot(self._state.compared(scope)))
-            self._divergence.keep(position.round, kept, self._state.paths(scope))
+            self._comparisons.keep(position.round, scope)
         self._recorded = position.round
         receipt = Receipt(
             run=self._log.run.nonce,
@@ -162,7 +163,7 @@ class Recorder:
             self.near_round = position.round
             self._near.save("checkpoints", position.round, position.previous, snapshot)
         if checkpoint_every is not None:  # while it follows, only the state at the head is compared
-            self._pool.submit(self._check, receipt, position.members)
+            self._comparisons.submit(receipt, position.members)
 
     def _evidence_of(self, manifest: CheckpointManifest) -> ReceiptEvidence | None:
         return self._divergence.evidence(manifest)
@@ -206,12 +207,15 @@ class Recorder:
         self.is_recomputing = False
         return self._loader.load_newest(beyond, writers, undisputed)
 
-    def heal(self) -> LogPosition | None:
+    def heal(self, position: LogPosition, scope: Scope) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
 
         If it is not known which are right, loads the newest undisputed checkpoint, to follow the log from there.
         Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts it.
+        At the end of the run, first waits until it is known.
         """
+        if self._log.run.is_over(position.round, position.work):
+            self._comparisons.finish(position, scope)
         diagnosis = self._divergence.diagnosis
         right, undisputed = self._train.broadcast_from_rank0(
             "heal", lambda: (() if diagnosis is None else tuple(diagnosis.right), self._divergence.undisputed)
@@ -243,18 +247,9 @@ class Recorder:
         return position
 
     def _compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
-        """Compares a round that is followed for the second time with the receipt of the first."""
-        if not self.is_recomputing:
-            return
-        self.is_recomputing = position.round < self._recorded
-        digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
-
-        def compare(all_ranks: Sequence[str | None]) -> None:
-            digests = [digest for digest in all_ranks if digest is not None]
-            state = combine_digests(digests) if digests else None
-            self._divergence.recomputed(position.round - 1, facts.averages, state)
-
-        self._train.reduce_on_rank0("compare a recomputed state", lambda: digest, compare)
+        if self.is_recomputing:
+            self.is_recomputing = position.round < self._recorded
+            self._comparisons.compare_recomputed(position, facts, scope)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -321,12 +316,6 @@ class Recorder:
                     f"an earlier incarnation wrote a different receipt: round={receipt.round} slot={receipt.slot}"
                 )
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
-            _failed("receipt_failed", receipt.round, error)
-
-    def _check(self, receipt: Receipt, members: tuple[str, ...]) -> None:
-        try:
-            self._divergence.look(receipt, members)
-        except Exception as error:  # noqa: BLE001  a thread's entry: the next comparison covers this round too
             _failed("receipt_failed", receipt.round, error)
 
     def _write_checkpoint(self, position: LogPosition, snapshot: object) -> None:

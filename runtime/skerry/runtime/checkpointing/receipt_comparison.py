@@ -18,6 +18,7 @@ from skerry.runtime.log.records import Decision, Receipt, Scope, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from skerry.runtime.log.recent_records_cache import RecentRecords
     from skerry.runtime.log.records import CheckpointManifest
@@ -266,16 +267,16 @@ class ReceiptMonitor:
         elif self.agreed is None or self.agreed < before - 1:
             self.agreed = before - 1
 
-    def look(self) -> list[Verdict]:
+    def look(self, *, last: bool = False) -> list[Verdict]:
         """Returns new verdicts: equal rounds, and differences unless one was reported a few rounds ago.
 
-        Raises the store's errors; a damaged receipt is left out.
+        last: no other round follows, so none is waited for. Raises the store's errors; a damaged receipt is left out.
         """
         newest = self._newest
-        self._read_receipts(newest)
+        self._read_receipts(self._open.keys() if last else self._open.keys() - {newest})
         verdicts: list[Verdict] = []
         for number in sorted(self._open):
-            if not self._open[number].complete and newest - number < WINDOW:
+            if not (last or self._open[number].complete) and newest - number < WINDOW:
                 break
             open_round = self._open.pop(number)
             verdict = self._judge(open_round)
@@ -285,10 +286,10 @@ class ReceiptMonitor:
                 verdicts.append(verdict)
         return verdicts
 
-    def _read_receipts(self, newest: int) -> None:
-        """Reads new receipts of the open rounds except the newest, for which others are still writing them."""
+    def _read_receipts(self, rounds: AbstractSet[int]) -> None:
+        """Reads new receipts of these open rounds. For the newest, others are still writing them."""
         reads = MAX_READS
-        for number in sorted(self._open.keys() - {newest})[:WINDOW]:
+        for number in sorted(rounds)[:WINDOW]:
             open_round = self._open[number]
             if open_round.complete:
                 continue
