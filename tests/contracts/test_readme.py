@@ -11,9 +11,8 @@ from skerry.infra import targets
 from skerry.infra.spec import model
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path for pattern in ("*.md", "docs/**/*.md", "runtime/*.md", "infra/*.md") for path in ROOT.glob(pattern)
-)
+FOLDERS = ("*.md", "docs/**/*.md", "runtime/*.md", "infra/*.md", "*/decisions/*.md")
+PAGES = sorted(path for pattern in FOLDERS for path in ROOT.glob(pattern))
 
 
 def blocks(page: Path, language: str) -> list[str]:
