@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
 
+from skerry.runtime.errors import RunFinished
 from skerry.runtime.log import keys
 from tests.kit import records
 from tests.kit.managers import Island, manager_of, wait_for
@@ -93,8 +95,17 @@ def harmed_islands(
     return islands
 
 
-def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None, rounds: int = ROUNDS) -> nn.Linear:
-    """One replica of three that averages its gradients in every step, as DDP does. Returns its model."""
+def train_averaging_gradients(
+    store: Store,
+    slot: str,
+    harm: Harm | None = None,
+    rounds: int = ROUNDS,
+    before_end: Callable[[], object] | None = None,
+) -> nn.Linear:
+    """One replica of three that averages its gradients in every step, as DDP does. Returns its model.
+
+    before_end: called after the last round of the run, before the replica comes to its last boundary.
+    """
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -122,5 +133,10 @@ def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None,
             manager.allreduce(parameter.grad).wait()
         if manager.should_commit():
             optimizer.step()
+    if before_end is not None:
+        before_end()
+        with suppress(RunFinished):
+            manager.start_quorum()
+        assert manager.finished
     manager.shutdown()
     return model

@@ -151,6 +151,10 @@ class CheckedReplica:
         write_receipt(self.store, mine)
         self.check.look(mine, self.members)
 
+    def look_last(self, number: int) -> None:
+        """c looks after the last round of the run."""
+        self.check.look(receipt("c", number, state="d", run=self.log.run.nonce), self.members, last=True)
+
     def rounds(self, first: int, end: int) -> None:
         for number in range(first, end):
             self.round(number)
@@ -256,6 +260,17 @@ def test_repeatedly_missed_state_heals_without_a_measurement(suspect: CheckedRep
     diagnosis = suspect.diagnosis()
     assert (diagnosis.right, diagnosis.drift, diagnosis.is_rounding) == (("a", "b"), None, False)
     assert str(diagnosis).endswith("not measured")
+
+
+def test_state_that_cannot_be_measured_is_kept_again_after_the_last_round(suspect: CheckedReplica) -> None:
+    suspect.check.keep(2, off_by(1000), PATHS)
+    suspect.round(2)
+    suspect.look_last(2)
+    assert (suspect.check.diagnosis, suspect.check.suspects) == (None, True)
+    suspect.check.keep(3, off_by(1), PATHS)
+    suspect.checkpoint(3, "a")
+    suspect.look_last(2)
+    assert (suspect.diagnosis().round, suspect.diagnosis().is_rounding) == (3, True)
 
 
 def test_equal_state_ends_the_suspicion(suspect: CheckedReplica) -> None:
@@ -421,25 +436,6 @@ def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, s
     assert healed["slot"] == "r-2"
     assert all(len(states(store, number)) == 1 for number in range(healed["round"], ROUNDS))
     assert members(store)[-1] == ["r-0", "r-1", "r-2"]
-
-
-@pytest.mark.parametrize(("harm", "name"), [(scaled(1.5), "diverged"), (flipped, "rounding_drift")])
-@pytest.mark.parametrize("rounds_left", [1, 2, 3])
-def test_difference_in_the_last_rounds_is_removed_before_the_end(
-    events: pytest.LogCaptureFixture, rounds_left: int, harm: Harm, name: str
-) -> None:
-    store = MemoryStore()
-    begin_run(store, ["r-0", "r-1", "r-2"], minimum=3, rounds=6)
-    islands = harmed_islands(store, [None, None, harm])
-    islands[2].harm_at = 6 - rounds_left
-    train_all(islands, 6, close=False)
-    for island in islands:
-        island.join()
-        assert island.manager.finished
-    assert_same_parameters(islands)
-    assert [event["slot"] for event in logged_events(events, name)] == ["r-2"]
-    for island in islands:
-        island.manager.shutdown()
 
 
 @pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])

@@ -281,6 +281,18 @@ def test_receipts_of_many_members_are_compared_in_some_rounds_only() -> None:
     assert run.requests() <= 20 * LARGE
 
 
+def test_last_round_is_compared_however_many_members_there_are() -> None:
+    states = "b" * (4 * LARGE - 1) + "d"
+    run = MonitoredRun(members=len(states))
+    run.round(4, "b" * len(states), writes=range(1, len(states)))
+    assert run.round(5, states, writes=range(1, len(states))) == [Agreed(round=4, slots=run.members)]
+    assert run.monitor.look(last=True) == []
+    run.monitor.expect(receipt("r-0", 5), run.members, last=True)
+    (verdict,) = run.monitor.look(last=True)
+    assert isinstance(verdict, StatesDiffer)
+    assert (verdict.round, verdict.slots) == (5, (run.members[-1],))
+
+
 def test_permanently_missing_receipt_costs_bounded_requests() -> None:
     run = MonitoredRun()
     run.rounds(10, writes=(1,))

@@ -7,7 +7,6 @@ waited for, the receipts of the last round are compared as far as they exist, an
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from skerry.runtime.checkpointing import checkpoint
@@ -15,7 +14,7 @@ from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from skerry.runtime.checkpointing.divergence import DivergenceCheck
@@ -34,24 +33,25 @@ class ReceiptComparisons:
         self._state = state
         self._train = ranks
         self._pool = pool
-        self._last: Callable[..., None] | None = None
+        self._last: tuple[Receipt, tuple[str, ...]] | None = None
 
     def submit(self, receipt: Receipt, members: tuple[str, ...]) -> None:
         """Compare this replica's receipt of a round with those of the round's members, in the background."""
-        self._last = partial(self._compare, receipt, members)
-        self._pool.submit(self._last)
+        self._last = receipt, members
+        self._pool.submit(self._compare, receipt, members)
 
-    def finish(self, position: LogPosition, scope: Scope) -> None:
+    def finish(self, position: LogPosition) -> None:
         """At the end of the run: wait for all comparisons, compare the last round, and measure what differs.
 
         Call while state is stable. Costs one listing, and one read for each receipt.
         """
         if self._last is None:
             return
-        self._pool.submit(self._last, last=True).exception()
+        receipt, members = self._last
+        self._pool.submit(self._compare, receipt, members, last=True).exception()
         if self._train.broadcast_from_rank0("compare the last state", lambda: self._divergence.suspects):
-            self.keep(position.round, scope)
-            self._pool.submit(self._last, last=True).exception()
+            self.keep(position.round, receipt.scope)
+            self._pool.submit(self._compare, receipt, members, last=True).exception()
 
     def keep(self, round_number: int, scope: Scope) -> None:
         """Keep a copy of the state after so many rounds, to measure a difference."""

@@ -249,15 +249,15 @@ class DivergenceCheck:
     def look(self, mine: Receipt, members: Sequence[str], *, last: bool = False) -> None:
         """Compares one more round with the others, and measures a kept state if possible. Every rank must call it.
 
-        last: the run is over, so a kept state that cannot be measured now never can be. Raises the store's errors, on
-        every rank.
+        last: the run is over, so a state kept after its last round that cannot be measured now never can be; one kept
+        before is dropped. Raises the store's errors, on every rank.
         """
 
         def compare() -> _Next:
             if self._first_round:
                 self._monitor.forget(self._first_round, recomputed=self._recomputed_last)
-            if mine.round >= self._first_round and not last:
-                self._monitor.expect(mine, members)
+            if mine.round >= self._first_round:
+                self._monitor.expect(mine, members, last=last)
             for verdict in self._monitor.look(last=last):
                 self._apply(verdict)
             return self._next(closed=mine.round + 1, last=last)
@@ -315,7 +315,7 @@ class DivergenceCheck:
             return _Next(manifest=manifest)
         if not last and manifest is None and self._may_still_be_saved(kept.round, suspicion.right, closed - kept.round):
             return _Next()
-        if last or self._missed >= _MISSES:
+        if (last and kept.round >= closed) or self._missed >= _MISSES:
             agreed, right = suspicion.agreed, suspicion.right
             self._conclude(Diagnosis(round=closed, agreed=agreed, right=right, drift=None))
         return _Next(drop=True)
@@ -392,7 +392,8 @@ class DivergenceCheck:
             self._diagnosis = diagnosis
         fields = {"round": diagnosis.round, "slot": self._slot, "what": str(diagnosis)}
         if not diagnosis.is_rounding:
-            emit("diverged", fields, level=logging.ERROR)
+            is_known = diagnosis.average or diagnosis.drift is not None  # else it may be rounding
+            emit("diverged", fields, level=logging.ERROR if is_known else logging.WARNING)
         elif not self._drift_reported:
             self._drift_reported = True
             emit("rounding_drift", fields, level=logging.WARNING)

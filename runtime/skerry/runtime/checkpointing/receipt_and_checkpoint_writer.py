@@ -207,7 +207,7 @@ class Recorder:
         self.is_recomputing = False
         return self._loader.load_newest(beyond, writers, undisputed)
 
-    def heal(self, position: LogPosition, scope: Scope) -> LogPosition | None:
+    def heal(self, position: LogPosition) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
 
         If it is not known which are right, loads the newest undisputed checkpoint, to follow the log from there.
@@ -215,13 +215,13 @@ class Recorder:
         At the end of the run, first waits until it is known.
         """
         if self._log.run.is_over(position.round, position.work):
-            self._comparisons.finish(position, scope)
+            self._comparisons.finish(position)
         diagnosis = self._divergence.diagnosis
         right, undisputed = self._train.broadcast_from_rank0(
             "heal", lambda: (() if diagnosis is None else tuple(diagnosis.right), self._divergence.undisputed)
         )
         if undisputed is not None:
-            return self._recompute(undisputed)
+            return self._recompute(undisputed, position)
         if not right:
             return None
         try:
@@ -232,19 +232,19 @@ class Recorder:
         self._divergence.healed(self._recorded)
         return position
 
-    def _recompute(self, undisputed: int) -> LogPosition | None:
+    def _recompute(self, undisputed: int, position: LogPosition) -> LogPosition | None:
         try:
-            position = self.load_newest(undisputed=undisputed)
+            loaded = self.load_newest(undisputed=undisputed)
         except Retryable as error:  # tried again at the next boundary
             _failed("checkpoint_failed", self._recorded, error)
             return None
         except Corrupt as error:
             _failed("checkpoint_failed", self._recorded, error)
             self._divergence.cannot_recompute()
-            return None
+            return self.heal(position)
         self._divergence.recomputing(self._recorded)
         self.is_recomputing = True
-        return position
+        return loaded
 
     def _compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
         if self.is_recomputing:

@@ -244,8 +244,11 @@ class ReceiptMonitor:
         self.settled: int | None = None
         """The newest number of closed rounds after which the receipts of all members were equal, if only of one."""
 
-    def expect(self, mine: Receipt, members: Iterable[str]) -> None:
-        """Adds a round for which this replica wrote its receipt, unless the round is one that none compares."""
+    def expect(self, mine: Receipt, members: Iterable[str], *, last: bool = False) -> None:
+        """Adds a round for which this replica wrote its receipt, unless the round is one that none compares.
+
+        last: the last of the run, which all compare; it may have been added before.
+        """
         self._newest = mine.round
         if self.agreed is None:
             self.agreed = mine.round - 1
@@ -253,8 +256,8 @@ class ReceiptMonitor:
         self._open = {number: open_round for number, open_round in self._open.items() if mine.round - number <= WINDOW}
         slots = frozenset(members)
         # A wrong state stays wrong until it is compared. A wrong average is only in its own round.
-        if mine.scope == "average" or mine.round % max(1, len(slots) // LARGE) == 0:
-            self._open[mine.round] = _OpenRound(mine, slots)
+        if last or mine.scope == "average" or mine.round % max(1, len(slots) // LARGE) == 0:
+            self._open.setdefault(mine.round, _OpenRound(mine, slots))
 
     def forget(self, before: int, *, recomputed: bool = False) -> None:
         """Drops all rounds before `before`, and counts the round before it as equal: the state was replaced.
@@ -289,7 +292,7 @@ class ReceiptMonitor:
     def _read_receipts(self, rounds: AbstractSet[int]) -> None:
         """Reads new receipts of these open rounds. For the newest, others are still writing them."""
         reads = MAX_READS
-        for number in sorted(rounds)[:WINDOW]:
+        for number in sorted(rounds):
             open_round = self._open[number]
             if open_round.complete:
                 continue

@@ -154,7 +154,7 @@ class LogFollower:
             self._join()
             self.joined = True
         # Not in mid-round: the rest of its inner steps would be empty, and be contributed to the round it jumps to.
-        elif not self.following and (healthy := self.recorder.heal(self.position, self.scope)) is not None:
+        elif not self.following and (healthy := self.recorder.heal(self.position)) is not None:
             self.move_to(healthy)
             self.trainer.take_shared()
         elif jump and not self.following and self._may_jump() and self.is_behind():
