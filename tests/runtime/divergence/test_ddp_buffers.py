@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.divergence import wait_for_last_receipt
 from tests.kit.events import logged_events
 from tests.kit.managers import manager_of, members, states, together
 from torch import nn
@@ -59,6 +60,7 @@ class NormalizedReplica:
                 flip()
                 flip = None
             self.optimizer.zero_grad()
+            wait_for_last_receipt(self.manager)
             batch = torch.randn(16, 4, generator=self.generator) + self.shift
             (self.module(batch) ** 2).mean().backward()
             self.batches += 1

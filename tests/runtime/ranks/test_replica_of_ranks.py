@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.divergence import wait_for_last_receipt
 from tests.kit.events import logged_events
 from tests.kit.managers import (
     Island,
@@ -274,7 +275,11 @@ def test_replica_heals_when_a_rank_has_another_shard(
         if island is replicas[2].islands[guilty]:
             weight = island.originals["weight"]
             weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
-        island.train(rounds)
+        for number in range(3, rounds):
+            island.join()
+            wait_for_last_receipt(island.manager)
+            island.train(number + 1, close=False)
+        island.manager.shutdown()
 
     on_all_ranks(replicas, train)
     (event,) = logged_events(caplog, "rounding_drift") + logged_events(caplog, "diverged")
