@@ -24,8 +24,10 @@ from tests.kit.managers import (
     together,
     train_all,
     wait_for,
+    wait_until_saved,
 )
 from tests.kit.stores import HookedStore
+from tests.support.clocks import StandingClock
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.manager import Manager
 from torchft.process_group import ManagedProcessGroup, ProcessGroupGloo
@@ -255,7 +257,7 @@ def test_replica_that_abstains_receives_every_average(store: MemoryStore, fault:
 def test_error_between_two_bursts_leaves_the_round_whole_and_others_alive(store: MemoryStore) -> None:
     """b fails in backward after its first bucket: a and c close the round with both, and b follows."""
     begin_run(store, "abc", minimum=2)
-    managers = {slot: manager_of(store, slot, grace_s=0.5) for slot in "abc"}
+    managers = {slot: manager_of(store, slot) for slot in "abc"}
 
     def round_of(slot: str, *, fails: bool = False) -> tuple[bool, list[float]]:
         manager = managers[slot]
@@ -350,9 +352,16 @@ def test_too_few_replicas_fail_the_round_then_the_job_with_the_cause(store: Memo
 
 
 def test_contribution_of_a_failed_round_counts_in_the_retry(store: MemoryStore) -> None:
-    a = manager_of(store, "a", timeout=timedelta(milliseconds=100))
+    clock = StandingClock()
+    a = manager_of(store, "a", timeout=timedelta(seconds=1), clock=clock)
+
+    def time_out() -> None:
+        wait_for(lambda: contributions(store))
+        clock.advance(1.0)
+
     a.start_quorum()
-    a.allreduce(torch.tensor([1.0])).wait()
+    first = a.allreduce(torch.tensor([1.0]))
+    assert together([first.wait, lambda: time_out() or False]) == [False, False]
     assert not a.should_commit()
     retried, other = torch.tensor([50.0]), torch.tensor([3.0])
     exchange_together([a, manager_of(store, "b")], [retried], [other])
@@ -372,7 +381,12 @@ def test_replaced_incarnation_is_fenced(store: MemoryStore) -> None:
 
 def test_checkpoints_rotate_over_the_members() -> None:
     store = MemoryStore(clock=SystemClock())
-    train_all(islands_of(store, ["r-0", "r-1"]), 6)
+    islands = islands_of(store, ["r-0", "r-1"])
+    for number in range(1, 7):
+        train_all(islands, number, close=False)
+        for island in islands:
+            island.join()
+            wait_until_saved(island)  # while it is being written, the next one is skipped
     manifests = [checkpoint.manifest(store, number) for number in checkpoint.complete(store)]
     writers = {manifest.round: manifest.writer for manifest in manifests if manifest is not None and manifest.round}
     assert writers == {number: f"r-{number % 2}" for number in range(1, 7)}

@@ -58,6 +58,20 @@ class FastClock(SystemClock):
         super().pause(seconds / self._times, wake)
 
 
+class StandingClock(SystemClock):
+    """Its time passes only by `advance`. Pauses last as long as on the system's clock, so that threads may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._time = 1000.0
+
+    def now(self) -> float:
+        return self._time
+
+    def advance(self, seconds: float) -> None:
+        self._time += seconds
+
+
 class WallClock(FakeClock):
     """A fake clock whose wall time begins today, moves with it, and can be set apart."""
 

@@ -19,7 +19,9 @@ from tests.kit.managers import (
     wait_for,
     weights,
 )
+from tests.kit.stores import StoreView
 from tests.runtime.test_replica import create_run, variables
+from tests.support.clocks import StandingClock
 from torch import nn
 from torch.distributed import TCPStore
 from torchft.local_sgd import DiLoCo
@@ -33,21 +35,28 @@ from skerry.runtime.store.memory import MemoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.runtime.store import Data, Store
+
 STEPS = 4
-
-
-def start(store: MemoryStore, **settings: object) -> list[Island]:
-    begin_run(store, ("a", "b", "c"), minimum=2)
-    return islands_of(store, ("a", "b", "c"), **({"sync_every": STEPS, "grace_s": 1.0} | settings))
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
     fragments: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However busy the machine is: no time passes for the others, so that they wait for it, and they decide."""
     store = MemoryStore()
-    first, second, evaluating = start(store, fragments=fragments, lr=0.01)
-    begun = threading.Event()  # the others begin then: a busy machine must not make this one slow
+
+    def decide_last(store: Store, key: str, data: Data) -> bool:
+        if key.startswith(keys.EXCHANGES):
+            wait_for(lambda: store.read(key))
+        return store.create(key, data)
+
+    begin_run(store, ("a", "b", "c"), minimum=2)
+    terms: dict[str, object] = {"sync_every": STEPS, "fragments": fragments, "lr": 0.01}
+    first, second = islands_of(store, "ab", clock=StandingClock(), **terms)
+    evaluating = Island(StoreView(store, decide_last), "c", seed=2, grace_s=1.0, **terms)  # type: ignore[arg-type]
+    begun = threading.Event()
 
     def train(island: Island) -> None:
         assert begun.wait(60.0)
@@ -81,7 +90,8 @@ def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
 
 def test_evaluation_that_fits_is_followed_by_the_rest_of_the_round() -> None:
     store = MemoryStore()
-    islands = start(store, grace_s=20.0)
+    begin_run(store, ("a", "b", "c"), minimum=2)
+    islands = islands_of(store, ("a", "b", "c"), sync_every=STEPS, grace_s=20.0)
 
     def evaluate() -> None:
         islands[2].take(3)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.kit.managers import Island, begin_run, contributions, manager_of, receipts, together
+from tests.support.clocks import StandingClock
 
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_FIGURE, MAX_METRIC_NAME, MAX_METRICS, Telemetry
@@ -98,31 +98,22 @@ def test_receipt_holds_the_telemetry_of_a_replica_that_did_not_contribute(store:
     assert (telemetry.steps, telemetry.loss) == (SYNC_EVERY, pytest.approx(diverging.losses[0])), "NaN has no mean"
 
 
-class UploadClock(SystemClock):
-    """Its time passes in uploads only."""
-
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
 class SlowUploads(MemoryStore):
     """To upload a payload takes ten seconds."""
 
-    def __init__(self, clock: UploadClock) -> None:
+    def __init__(self, clock: StandingClock) -> None:
         super().__init__()
         self._clock = clock
 
     def create(self, key: str, data: Data) -> bool:
         if key.startswith(keys.PAYLOADS):
-            self._clock.time += 10.0
+            self._clock.advance(10.0)
         return super().create(key, data)
 
 
 @pytest.mark.parametrize(("trains_meanwhile", "exposed"), [(True, 0.0), (False, 10.0)])
 def test_receipt_has_the_seconds_of_an_exchange_that_training_awaits(*, trains_meanwhile: bool, exposed: float) -> None:
-    clock = UploadClock()
+    clock = StandingClock()
     store = SlowUploads(clock)
     manager = manager_of(store, "a", minimum=1, clock=clock)
     manager.start_quorum()
