@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.provision.account import EMPTY, Account
 from tests.infra.provision.memory_cloud import RUN, Chest, Item, Lone, MemoryHandler, Named, ProcessKilled, Thing, Work
+from tests.support.slurmsite import until
 
 from skerry.infra.provision.apply import Progress, Step
 from skerry.infra.provision.graph import Graph
@@ -111,15 +111,13 @@ def test_interrupted_deletion_is_finished() -> None:
 def test_unlocked_holder_starts_no_more_changes() -> None:
     account = Account(at_once=4)
     work, locked = account.start(MANY)
-    unlocked = threading.Event()
 
     def unlock(number: int) -> None:
         if number == 5:
             account.file.unlock()
             account.clock.advance(5)
-            unlocked.set()
         elif number > 5:
-            unlocked.wait(30)
+            until(lambda: locked.lost)
 
     account.cloud.after_write = unlock
     assert not work.run().ok
@@ -131,7 +129,8 @@ def test_unlocked_holder_starts_no_more_changes() -> None:
 def test_stop_finishes_calls_in_flight_and_starts_no_others() -> None:
     account = Account(at_once=4)
     work, locked = account.start(MANY)
-    account.cloud.after_write = lambda number: work.stop() if number == 5 else None
+    # Calls after the fifth stay in flight until the stop.
+    account.cloud.after_write = lambda number: work.stop() if number == 5 else number > 5 and work.stopping.wait(30)
     outcome = work.run()
     locked.release()
     assert 5 <= len(outcome.done) == len(account.cloud.items) <= 5 + 4
