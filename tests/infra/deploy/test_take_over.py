@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -38,14 +39,17 @@ def beating(deployment: Deployment, slot: str) -> Generator[None]:
     assert run is not None
     nonce, ended = run.nonce, threading.Event()
 
-    def beat() -> None:
-        number = 0
-        while not ended.is_set():
-            number += 1
-            store.replace(keys.heartbeat(slot), heartbeat(slot, run=nonce, sequence=number).to_bytes())
-            ended.wait(0.05)
+    def beat(number: int) -> None:
+        store.replace(keys.heartbeat(slot), heartbeat(slot, run=nonce, sequence=number).to_bytes())
 
-    thread = threading.Thread(target=beat)
+    def beat_on() -> None:
+        for number in itertools.count(2):
+            if ended.wait(0.05):
+                return
+            beat(number)
+
+    beat(1)
+    thread = threading.Thread(target=beat_on)
     thread.start()
     try:
         yield
