@@ -33,9 +33,9 @@ __all__ = ["skerry_google"]
 
 
 class InFlight:
-    """Counts the calls of a client in flight. two: set once there were two; until then each call waits a little."""
+    """Counts the calls of a client in flight. waiting: the threads whose calls wait until there were two."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: type, method: str, *, waits: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, client: type, method: str, *, waiting: str | None) -> None:
         self.most = self.calls = self._now = 0
         self._lock = threading.Lock()
         self._two = threading.Event()
@@ -48,8 +48,8 @@ class InFlight:
                 self.most = max(self.most, self._now)
                 if self._now > 1:
                     self._two.set()
-            if waits:
-                self._two.wait(0.2)
+            if waiting is not None and threading.current_thread().name.startswith(waiting):
+                assert self._two.wait(30), "the calls of these threads are not made at the same time"
             try:
                 return real(*words, **named)
             finally:
@@ -63,7 +63,7 @@ def test_one_call_at_a_time_is_one_in_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skerry_sandbox: Sandbox
 ) -> None:
     spec, saved, removal = str(write_spec(tmp_path, count=3)), str(tmp_path / "a.plan"), str(tmp_path / "b.plan")
-    counted = InFlight(monkeypatch, BaseClient, "_make_api_call", waits=False)
+    counted = InFlight(monkeypatch, BaseClient, "_make_api_call", waiting=None)
     limit = ("--parallelism", "1")
     for command in (
         ("plan", spec, "--out", saved, *limit),
@@ -83,7 +83,7 @@ def test_more_calls_at_a_time_are_as_many_as_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skerry_sandbox: Sandbox
 ) -> None:
     del skerry_sandbox
-    counted = InFlight(monkeypatch, BaseClient, "_make_api_call", waits=True)
+    counted = InFlight(monkeypatch, BaseClient, "_make_api_call", waiting="refresh")
     skerry("plan", str(write_spec(tmp_path, count=8)), "--parallelism", "3")
     assert 1 < counted.most <= 3
 
@@ -94,7 +94,7 @@ def test_one_call_at_a_time_is_one_on_google(
     skerry_google.any_image = True
     group = VERTEX.format(project=skerry_google.project, digest=DIGEST).replace("count: 1", "count: 3")
     spec = str(write_run(tmp_path, group, store="gs://acme-skerry/runs"))
-    counted = InFlight(monkeypatch, Session, "request", waits=False)
+    counted = InFlight(monkeypatch, Session, "request", waiting=None)
     skerry("apply", spec, "--auto-approve", "--parallelism", "1")
     assert (counted.most, counted.calls > 10) == (1, True)
 
