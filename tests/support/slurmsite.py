@@ -89,6 +89,15 @@ class SlurmSite:
         """Let a job that waits start at this time, as `now+1hour`."""
         self.call("scontrol", "update", f"JobId={job}", f"StartTime={when}")
 
+    @contextlib.contextmanager
+    def drained(self) -> Iterator[None]:
+        """No job starts meanwhile; those that run go on."""
+        self.call("scontrol", "update", "NodeName=node", "State=DRAIN", "Reason=test")
+        try:
+            yield
+        finally:
+            self.call("scontrol", "update", "NodeName=node", "State=RESUME")
+
     def kill(self, job: str) -> None:
         """Kill every process of a job by SIGKILL, its script first, as an operating system without memory may do."""
         processes = self._processes(job)
