@@ -24,7 +24,7 @@ from tests.kit.managers import (
 )
 from tests.kit.protocol import contribution, draft, policy, start_replica
 from tests.kit.stores import HookedStore
-from tests.support.clocks import FakeClock
+from tests.support.clocks import FakeClock, StandingClock
 from torchft.manager import WorldSizeMode
 
 from skerry.runtime.errors import Retryable
@@ -198,10 +198,12 @@ def test_outage_between_inner_steps_does_not_stop_training() -> None:
             raise Retryable("connection refused")
 
     store = HookedStore(answer)
-    island = Island(store, "a", sync_every=200, minimum=1, heartbeat_interval=timedelta(milliseconds=1))
+    clock = StandingClock()
+    island = Island(store, "a", sync_every=200, minimum=1, clock=clock)
     island.join()
     is_away = True
     while len(refused) < 3:
+        clock.advance(10.0)  # until the next look is due
         island.take(1)
     assert island.steps < 200
     is_away = False
