@@ -1,11 +1,13 @@
-"""One recipe as a user runs it: `skerry init --from`, `skerry up` with two replicas, SIGKILL to one of them."""
+"""One recipe as a user runs it: `skerry init --from`, `skerry up` with two replicas, SIGKILL to one of them.
+
+That one waits within a round until the signal is sent: a fast machine would finish the run before.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.infra.runs import Skerry
@@ -40,6 +42,18 @@ IMPORTS: Final = {
     "tensorboard": ("torch.utils.tensorboard",),
     "wandb": ("wandb",),
 }
+# Before the script: its replica {slot} waits in its first inner step after the round {commit}, until {released} exists.
+HOLD: Final = """\
+import os, pathlib, time, torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+def hold(optimizer, *_):
+    if isinstance(optimizer, torch.optim.AdamW) and pathlib.Path({commit!r}).exists():
+        pathlib.Path({held!r}).touch()
+        while not pathlib.Path({released!r}).exists():
+            time.sleep(0.01)
+if os.environ["SKERRY_SLOT"] == {slot!r}:
+    register_optimizer_step_pre_hook(hold)
+"""
 
 
 class RecipeRun:
@@ -48,21 +62,27 @@ class RecipeRun:
     def __init__(self, folder: Path, recipe: str) -> None:
         self.spec = folder / "skerry.yaml"
         self.recipe = recipe
-        self.store = open_store((folder / ".skerry/store/my-run").as_uri())
+        self.log = folder / ".skerry/store/my-run"
+        self.store = open_store(self.log.as_uri())
         self.script = folder / "train/train.py"
+        self.held, self.released = folder / "held", folder / "released"
         result = invoke("init", self.spec, "--from", recipe)
         assert result.exit_code == 0, result.output
 
     def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
         """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits."""
         settings = [f"--set={setting}" for setting in SETTINGS]
+        if kill_after is not None:
+            paths = {"commit": self.log / keys.commit(kill_after), "held": self.held, "released": self.released}
+            hold = HOLD.format(slot=KILLED, **{name: str(path) for name, path in paths.items()})
+            self.script.write_text(hold + self.script.read_text())
         with Skerry("up", str(self.spec), "--json", *settings, imports=IMPORTS.get(self.recipe, ())) as up:
             if kill_after is not None:
-                wait_for(
-                    lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120
-                )
-                with suppress(ProcessLookupError):  # it has ended by itself, as its output shows
-                    wait_for(lambda: self._end_within_a_round(by), 60)
+                wait_for(lambda: self.held.exists() or up.process.poll() is not None, 120)
+                if self.held.exists():  # else it has ended by itself, as its output shows
+                    wait_for(self._has_receipt, 60)
+                    os.kill(self._process(), by)
+                self.released.touch()
             code = up.end()
         assert code == 0, up.output
         summary = json.loads(up.output.splitlines()[-1])
@@ -87,19 +107,13 @@ class RecipeRun:
             by_slot[contribution.slot].append(contribution)
         return {slot: [getattr(each.telemetry, name) for each in of_slot] for slot, of_slot in by_slot.items()}
 
-    def _end_within_a_round(self, by: signal.Signals) -> bool:
-        """Send the signal if the replica has a receipt for every round that it contributed to.
+    def _has_receipt(self) -> bool:
+        """True if the replica has a receipt for every round that it contributed to.
 
         Otherwise it may never write the last one: it may load the checkpoint of that round when it comes back.
         """
-        process = self._process()
-        os.kill(process, signal.SIGSTOP)
         contributed = max(each.round for each in contributions(self.store) if each.slot == KILLED)
-        is_within = self.store.read(keys.receipt(contributed, KILLED)) is not None
-        if is_within:
-            os.kill(process, by)
-        os.kill(process, signal.SIGCONT)
-        return is_within
+        return self.store.read(keys.receipt(contributed, KILLED)) is not None
 
     def _process(self) -> int:
         key = keys.member(KILLED, 0)
