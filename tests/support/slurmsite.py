@@ -177,10 +177,15 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def _free_ports() -> list[int]:
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        return [first.getsockname()[1], second.getsockname()[1]]
+    """Two ports that no connection of another test takes before the daemons listen there: below the kernel's own."""
+    with contextlib.ExitStack() as held:
+        free: list[int] = []
+        while len(free) < 2:
+            port = 20000 + secrets.randbelow(10000)
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                free.append(port)
+        return free
 
 
 def _end(pid_file: Path) -> None:
