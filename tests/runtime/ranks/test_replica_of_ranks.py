@@ -295,6 +295,30 @@ def test_replica_heals_when_a_rank_has_another_shard(
 # Ends.
 
 
+@pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])
+def test_other_shard_of_a_rank_in_the_last_round_is_removed_before_the_end(
+    store: MemoryStore, units: int, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin_run(store, "abc", minimum=3, rounds=4)
+    replicas = replicas_of(store, "abc", minimum=3)
+
+    def train(island: Island) -> None:
+        island.train(3, close=False)
+        if island is replicas[2].islands[1]:
+            weight = island.originals["weight"]
+            weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
+        island.train(4, close=False)
+
+    on_all_ranks(replicas, train)
+    for replica in replicas:
+        replica.run(Island.join)
+        assert all(island.manager.finished for island in replica.islands)
+    (event,) = logged_events(caplog, "rounding_drift") + logged_events(caplog, "diverged")
+    assert logged_events(caplog, name) == [event]
+    assert (event["slot"], "rank 1: " in event["what"], "rank 0: " in event["what"]) == ("c", True, False)
+    assert_same_weights(*replicas)
+
+
 def test_all_ranks_end_when_lost_work_is_made_up_for(store: MemoryStore) -> None:
     begin_run(store, "ab", rounds=2, work=4.0, start_window_s=0.0)
 
