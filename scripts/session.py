@@ -162,8 +162,8 @@ def with_outputs(page: str, outputs: Sequence[Sequence[str]]) -> str:
 def essence(page: str) -> list[str]:
     """Return what two sessions have in common: the words of the console blocks, sorted, without numbers."""
     lines = "\n".join(block["text"] for block in BLOCK.finditer(page))
-    # The terminal has broken them; a space at the end of its line is lost.
-    lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─]?)\n", r"\1", lines, flags=re.MULTILINE)
+    # The terminal has broken them; a space at the end of its line is lost. Lines with bars and rules end themselves.
+    lines = re.sub(rf"^([^\n─▁-█]{{{COLUMNS - 1},{COLUMNS}}})\n", r"\1", lines, flags=re.MULTILINE)
     # What differs on a slow machine.
     slow = (
         r"^ *(bits |time |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.session import PAGE, essence
 
 from skerry.infra import targets
 from skerry.infra.cli.fast_help_entry_point import COMMANDS
@@ -59,3 +60,10 @@ def test_reference_has_every_command_and_every_section_of_a_spec(site: Path) -> 
 def test_recorded_session_is_what_the_commands_do_today() -> None:
     checked = run("session", "--check")
     assert checked.returncode == 0, checked.stderr + checked.stdout
+
+
+def test_session_of_a_slow_machine_has_the_same_words() -> None:
+    page = PAGE.read_text()
+    slow = page.replace("\nround  1.2 s", "\nround  12 s")
+    assert slow != page
+    assert essence(slow) == essence(page)
