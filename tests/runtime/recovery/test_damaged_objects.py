@@ -40,7 +40,8 @@ SLOTS = ["r-0", "r-1", "r-2"]
 class Rotting(HookedStore):
     """The payload of one slot and round is damaged before it is read after the decision.
 
-    It is read only after its author has closed the round: all others have to follow it, and none retries before.
+    It is read only after its author has closed the round: all others have to follow it, and none retries before. The
+    checkpoint that leads them past it is written only when all ask for it: no other has seen it before it asks.
     blocked: the replicas whose heartbeat shows that they cannot follow the round and wait for a checkpoint.
     """
 
@@ -49,6 +50,7 @@ class Rotting(HookedStore):
         self.blocked: set[str] = set()
         self._round = round_number
         self._payload = f"{keys.PAYLOADS}{round_number:08d}/{slot}/"
+        self._help = f"{keys.CHECKPOINTS}{round_number + 1:08d}/"
         self._damages = threading.Lock()
         self._is_damaged = False
 
@@ -59,6 +61,8 @@ class Rotting(HookedStore):
                 if not self._is_damaged:
                     self._is_damaged = True
                     MemoryStore.replace(self, key, flip(bytes(MemoryStore.read(self, key) or b"")))
+        if verb == "create" and key.startswith(self._help):
+            wait_for(lambda: len(self.blocked) == len(SLOTS) - 1)
         if verb == "replace" and key.startswith(keys.HEARTBEATS) and (before := MemoryStore.read(self, key)):
             beat = Heartbeat.parse(before, key)
             if beat.phase == "joining" and beat.abstains is not None and beat.abstains.round == self._round:
