@@ -5,6 +5,7 @@ Every byte is verified against the checkpoint's digests, the checkpoint against 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.output_file import check_output, replacing
 from skerry.runtime.store import open_store
+from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +40,8 @@ _LISTED: Final = 8
 class ModelFile:
     """A written file. round: closed rounds that the model was trained for. tensors: how many it has.
 
-    by_fragment: the script did not register its model, so names are those in DiLoCo's fragments.
+    by_fragment: the script did not register its model, so names are those in DiLoCo's fragments. disputed: the receipts
+    of the round report different states, and no majority says which is right.
     """
 
     path: str
@@ -47,16 +50,22 @@ class ModelFile:
     tensors: int
     size_bytes: int
     by_fragment: bool
+    disputed: bool
 
 
 def load(uri: str, round: int | None = None) -> dict[str, torch.Tensor]:  # noqa: A002  the word that users know
     """Returns the trained model of the run at `uri`: its tensors in CPU memory, by their names in the model.
 
-    round: closed rounds, one of those with a checkpoint; None takes the newest.
+    round: closed rounds, one of those with a checkpoint; None takes the newest. Logs a warning if the receipts of the
+    round report different states without a majority.
     Raises Invalid if there is no such run or checkpoint, Corrupt if the checkpoint is damaged, Retryable without an
     answer of the store.
     """
-    return _read(open_store(uri), round)[2].tensors()
+    _, manifest, model, disputed = _read(open_store(uri), round)
+    if disputed:
+        fields = {"round": manifest.round - 1, "what": "state of the exported model", "majority": False}
+        emit("receipts_differ", fields, level=logging.WARNING)
+    return model.tensors()
 
 
 def write(store: Store, path: Path, round_number: int | None = None, *, force: bool = False) -> ModelFile:
@@ -66,7 +75,7 @@ def write(store: Store, path: Path, round_number: int | None = None, *, force: b
     force: replace an existing file. Raises the errors of `load`, and Invalid for the path.
     """
     check_path(path, force=force)
-    run, manifest, model = _read(store, round_number)
+    run, manifest, model, disputed = _read(store, round_number)
     if path.suffix == ".pt" and model.state is None:
         raise Invalid(
             "the script did not register its whole model, so there is no state to write; name a .safetensors file for "
@@ -90,6 +99,7 @@ def write(store: Store, path: Path, round_number: int | None = None, *, force: b
         tensors=count,
         size_bytes=size,
         by_fragment=model.state is None,
+        disputed=disputed,
     )
 
 
@@ -100,7 +110,8 @@ def check_path(path: Path, *, force: bool) -> None:
     check_output(path, force=force)
 
 
-def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManifest, TrainedModel]:
+def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManifest, TrainedModel, bool]:
+    """The model with its run and checkpoint, and if it is disputed."""
     run = read_run(store)
     if run is None:
         raise Invalid(f"no run at {store.uri}; name the URI of a run's own prefix")
@@ -113,7 +124,8 @@ def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManife
             if manifest is not None:
                 if round_number is None:  # a round that is named needs no proof
                     RunLog(store, run).check_backed(chosen)
-                return run, manifest, trained_model(_read_checkpoint(store, run, manifest))
+                ranks, disputed = _read_checkpoint(store, run, manifest)
+                return run, manifest, trained_model(ranks), disputed
         except Corrupt as error:
             if store.read(keys.checkpoint_manifest(chosen)) is not None:
                 others = _listed([number for number in rounds if number != chosen])
@@ -134,7 +146,7 @@ def _listed(rounds: Sequence[int]) -> str:
     return ", ".join(map(str, rounds[:_LISTED])) + more or "none"
 
 
-def _read_checkpoint(store: Store, run: Run, manifest: CheckpointManifest) -> list[State]:
+def _read_checkpoint(store: Store, run: Run, manifest: CheckpointManifest) -> tuple[list[State], bool]:
     where = f"checkpoint of {manifest.round} rounds"
     if manifest.run != run.nonce or manifest.commit != RunLog(store, run).read_previous_digest(manifest.round):
         raise Corrupt(f"the {where} belongs to another log: run={manifest.run} commit={manifest.commit[:12]}")
@@ -144,12 +156,11 @@ def _read_checkpoint(store: Store, run: Run, manifest: CheckpointManifest) -> li
         if not is_state(state):
             raise Corrupt(f"the {where} does not hold the state of a replica: {type(state).__name__}")
         ranks.append(state)
-    _check_receipts(store, run, manifest, ranks)
-    return ranks
+    return ranks, _check_receipts(store, run, manifest, ranks)
 
 
-def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks: Sequence[State]) -> None:
-    """Raises Corrupt if the receipts of its round contradict a checkpoint.
+def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks: Sequence[State]) -> bool:
+    """Raises Corrupt if the receipts of its round contradict a checkpoint. True if they differ without a majority.
 
     Receipts of DDP cover a part of the state that only the script knows, those of LocalSGD no state: there they show
     only that a majority contradicts the writer.
@@ -157,3 +168,4 @@ def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks:
     evidence = read_evidence(store, run.nonce, manifest)
     if evidence.scope == "fragments":
         evidence.check(manifest.round, fragments_digest(ranks))
+    return len(evidence.states) > 1

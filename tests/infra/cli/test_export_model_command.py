@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.infra.runs import write_spec
-from tests.kit.managers import Island, begin_run
+from tests.kit.divergence import HarmedIsland, scaled
+from tests.kit.managers import Island, begin_run, train_all
 from tests.kit.stores import damage
 from tests.support.command_line import invoke
 
@@ -50,6 +51,20 @@ def test_model_is_written_by_spec_or_uri(spec: Path, store: Store, trained: Isla
     written = json.loads(again.output)
     assert (written["round"], written["tensors"], written["by_fragment"]) == (1, 2, False)
     assert torch.load(written["path"]).keys() == exported.keys()
+
+
+def test_state_that_two_replicas_dispute_is_exported_with_a_warning(spec: Path, store: Store) -> None:
+    begin_run(store, ["a-0", "a-1"], rounds=6)
+    islands = [HarmedIsland(store, slot, minimum=2) for slot in ("a-0", "a-1")]
+    islands[0].harm, islands[0].harm_at = scaled(1.5), 5  # it writes the last checkpoint
+    train_all(islands, 6)
+    path = spec.parent / "model.safetensors"
+    result = invoke("export", spec, "-o", path)
+    assert result.exit_code == 0
+    assert "the replicas reported different states after 6 rounds, and no majority says which is right" in result.output
+    assert json.loads(invoke("export", spec, "-o", path, "--force", "--json").output)["disputed"]
+    sound = invoke("export", spec, "-o", path, "--force", "--round", 5)
+    assert (sound.exit_code, "warning" in sound.output) == (0, False)
 
 
 def test_existing_file_is_replaced_with_force_only(spec: Path, trained: Island) -> None:

@@ -48,3 +48,10 @@ def export(
         )
         if written.by_fragment:
             typer.echo("note: the script registered no model; names are those in DiLoCo's fragments", err=True)
+        if written.disputed:
+            typer.echo(
+                f"warning: the replicas reported different states after {written.round} rounds, and no majority says "
+                "which is right: their hardware rounds differently, or one was damaged. `skerry doctor` names them; "
+                "--round exports another checkpoint",
+                err=True,
+            )
