@@ -227,11 +227,21 @@ def wait_until_saved(island: Island) -> None:
     wait_for(lambda: not recorder.is_saving)
 
 
+def train_and_save_each(islands: Sequence[Island], rounds: int, *, close: bool = True) -> None:
+    """As `train_all`, but no checkpoint is skipped because another one is still being written."""
+    for number in range(1, rounds):
+        train_all(islands, number, close=False)
+        for island in islands:
+            island.join()
+            wait_until_saved(island)
+    train_all(islands, rounds, close=close)
+
+
 def train_saved_run(store: Store, rounds: int) -> list[Island]:
     """Begin a run of "a" and "b", stop it after so many rounds, and return them; the last checkpoint is stored."""
     begin_run(store, "ab", minimum=2, rounds=None)
     islands = islands_of(store, "ab", grace_s=60.0)
-    train_all(islands, rounds, close=False)
+    train_and_save_each(islands, rounds, close=False)
     for island in islands:
         wait_until_saved(island)
     stop_managers()

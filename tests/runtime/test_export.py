@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.kit.divergence import train_averaging_gradients
-from tests.kit.managers import Island, begin_run, islands_of, manager_of, together, train_all
+from tests.kit.managers import Island, begin_run, islands_of, manager_of, together, train_all, train_and_save_each
 from tests.kit.stores import View, damage
 from torch import nn
 from torchft.local_sgd import DiLoCo, LocalSGD
@@ -56,7 +56,7 @@ def trained(store: Store, rounds: int = 3, **settings: object) -> list[Island]:
     """Two replicas that have closed so many rounds, with all checkpoints written."""
     begin_run(store, ["a", "b"])
     islands = islands_of(store, ["a", "b"], **settings)
-    train_all(islands, rounds)
+    train_and_save_each(islands, rounds)
     return islands
 
 

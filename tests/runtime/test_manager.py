@@ -23,8 +23,8 @@ from tests.kit.managers import (
     receipts,
     together,
     train_all,
+    train_and_save_each,
     wait_for,
-    wait_until_saved,
 )
 from tests.kit.stores import HookedStore
 from tests.support.clocks import StandingClock
@@ -381,12 +381,7 @@ def test_replaced_incarnation_is_fenced(store: MemoryStore) -> None:
 
 def test_checkpoints_rotate_over_the_members() -> None:
     store = MemoryStore(clock=SystemClock())
-    islands = islands_of(store, ["r-0", "r-1"])
-    for number in range(1, 7):
-        train_all(islands, number, close=False)
-        for island in islands:
-            island.join()
-            wait_until_saved(island)  # while it is being written, the next one is skipped
+    train_and_save_each(islands_of(store, ["r-0", "r-1"]), 6)
     manifests = [checkpoint.manifest(store, number) for number in checkpoint.complete(store)]
     writers = {manifest.round: manifest.writer for manifest in manifests if manifest is not None and manifest.round}
     assert writers == {number: f"r-{number % 2}" for number in range(1, 7)}

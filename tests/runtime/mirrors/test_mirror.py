@@ -15,6 +15,7 @@ from tests.kit.managers import (
     manager_of,
     stop_managers,
     train_all,
+    train_and_save_each,
     wait_until_saved,
 )
 from tests.kit.stores import HookedStore
@@ -66,7 +67,7 @@ class KilledError(Exception):
 
 def trained(store: Store, rounds: int = ROUNDS) -> list[Island]:
     islands = islands_of(store, "ab", grace_s=60.0)
-    train_all(islands, rounds)
+    train_and_save_each(islands, rounds)
     return islands
 
 

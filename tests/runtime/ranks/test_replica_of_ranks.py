@@ -21,6 +21,7 @@ from tests.kit.managers import (
     members,
     receipts,
     wait_for,
+    wait_until_saved,
 )
 from tests.kit.stores import StoreView
 from tests.runtime.ranks.replicas import (
@@ -61,6 +62,11 @@ def store() -> MemoryStore:
 def trained(store: Store, rounds: int) -> RankedReplica:
     """Replica a, after so many rounds of its own."""
     replica = RankedReplica(store, "a", minimum=1)
+    for number in range(1, rounds):
+        replica.train(number, close=False)
+        replica.run(Island.join)
+        for island in replica.islands:
+            wait_until_saved(island)  # while it is being written, the next one is skipped
     replica.train(rounds)
     return replica
 
