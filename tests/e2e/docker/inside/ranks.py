@@ -20,6 +20,9 @@ def main() -> None:
         distributed.all_gather(gathered, parameter.detach())
         assert all(torch.equal(tensor, gathered[0]) for tensor in gathered), "ranks hold different parameters"
     print(f"RANK {distributed.get_rank()} of {distributed.get_world_size()}", flush=True)
+    # Both ranks are done, and the reducer with its threads is gone, before either rank takes the group down.
+    distributed.barrier()
+    del model
     distributed.destroy_process_group()
 
 
