@@ -95,7 +95,7 @@ def train(mode: Mode, manager: ObjectStoreManager, rounds: int) -> None:
     if mode == "ddp":
         module, optimizer = DistributedDataParallel(manager, model), OptimizerWrapper(manager, inner)
         with suppress(RunFinished):
-            while manager.current_step() < rounds or rounds == ROUNDS:
+            while rounds == ROUNDS or manager.current_step() < rounds:  # the end of the run shows in an exchange
                 optimizer.zero_grad()
                 module(torch.ones(8, 4)).sum().backward()
                 optimizer.step()

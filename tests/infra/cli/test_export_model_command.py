@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 from tests.infra.runs import write_spec
 from tests.kit.divergence import HarmedIsland, scaled
+from tests.kit.events import logged_events
 from tests.kit.managers import Island, begin_run, train_all
 from tests.kit.stores import damage
 from tests.support.command_line import invoke
 
+from skerry.runtime.export import load
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
@@ -53,7 +55,9 @@ def test_model_is_written_by_spec_or_uri(spec: Path, store: Store, trained: Isla
     assert torch.load(written["path"]).keys() == exported.keys()
 
 
-def test_state_that_two_replicas_dispute_is_exported_with_a_warning(spec: Path, store: Store) -> None:
+def test_state_that_two_replicas_dispute_is_exported_with_a_warning(
+    spec: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     begin_run(store, ["a-0", "a-1"], rounds=6)
     islands = [HarmedIsland(store, slot, minimum=2) for slot in ("a-0", "a-1")]
     islands[0].harm, islands[0].harm_at = scaled(1.5), 5  # it writes the last checkpoint
@@ -65,6 +69,12 @@ def test_state_that_two_replicas_dispute_is_exported_with_a_warning(spec: Path, 
     assert json.loads(invoke("export", spec, "-o", path, "--force", "--json").output)["disputed"]
     sound = invoke("export", spec, "-o", path, "--force", "--round", 5)
     assert (sound.exit_code, "warning" in sound.output) == (0, False)
+    caplog.clear()
+    load(store.uri, 5)
+    assert not logged_events(caplog, "receipts_differ")
+    load(store.uri)
+    (event,) = logged_events(caplog, "receipts_differ")
+    assert event["round"] == 5
 
 
 def test_existing_file_is_replaced_with_force_only(spec: Path, trained: Island) -> None:

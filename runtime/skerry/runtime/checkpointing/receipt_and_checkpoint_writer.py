@@ -225,12 +225,12 @@ class Recorder:
         if not right:
             return None
         try:
-            position = self.load_newest(writers=right)
+            loaded = self.load_newest(writers=right)
         except (Corrupt, Retryable) as error:
             _failed("checkpoint_failed", self._recorded, error)
             return None
         self._divergence.healed(self._recorded)
-        return position
+        return loaded
 
     def _recompute(self, undisputed: int, position: LogPosition) -> LogPosition | None:
         try:
