@@ -105,7 +105,7 @@ def test_reset_removes_resources_calls_and_faults(cloud: Cloud) -> None:
 def test_sandbox_starts_and_closes_in_less_than_a_blink(sandbox: type[Sandbox | GoogleSandbox]) -> None:
     sandbox().close()  # what is loaded once is not counted
     took: list[float] = []
-    for _ in range(3):
+    for _ in range(10):  # of which one is not interrupted by other work
         started = time.perf_counter()
         sandbox().close()
         took.append(time.perf_counter() - started)
