@@ -24,7 +24,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tests.simulation.session import Mode
     from tests.simulation.training import Document, Floats, Shared
@@ -134,8 +134,8 @@ class Checker(BucketReader):
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
-        # And those whose checkpoint was written by a replica with another state, whether it knew of that or not.
-        self._wrong: set[int] = set()
+        # And those whose checkpoint was written by a replica with another state, whether it knew of that or not: which.
+        self._wrong: dict[int, str] = {}
         self._world = world
         self._run = run
         self._min_replicas = run.min_replicas
@@ -215,10 +215,13 @@ class Checker(BucketReader):
     def forged(self, round_number: int) -> None:
         """The checkpoint of so many rounds holds another state from now on."""
         self._complete.discard(round_number)
-        self._wrong.add(round_number)
+        self._wrong[round_number] = "another hand"
 
     def deleted(self, by: Process, key: str) -> None:
         """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""
+        if self._is_own_wrong_checkpoint(by, key):
+            self._world.facts["wrong checkpoints deleted"] += 1
+            return
         if not key.startswith((*self._may_delete, keys.unfinished_prefix(by.slot))):
             self.broken("write-once", f"{by.name} deleted {key}")
         if key.startswith((keys.PROBE, keys.UNFINISHED)):
@@ -234,6 +237,10 @@ class Checker(BucketReader):
             # A replica that lost the race to make checkpoint 0 has left parts that no manifest names.
             if manifest is not None and key.rsplit("/", 1)[1].encode() in bytes(manifest):
                 self._may_be_seen(by, key, round_number)
+
+    def _is_own_wrong_checkpoint(self, by: Process, key: str) -> bool:
+        wrong = (number for number, writer in self._wrong.items() if writer == by.name)
+        return key in {keys.checkpoint_manifest(number) for number in wrong}
 
     def _may_be_seen(self, by: Process, key: str, round_number: int) -> None:
         """A part may go from under a manifest only if that was made by a writer that came too late."""
@@ -256,6 +263,13 @@ class Checker(BucketReader):
             self.broken("agreement", f"{by.name} after round {round_number}: {_difference(after, expected)}")
         if round_number not in self.commits:
             self.broken("agreement", f"{by.name} applied round {round_number}, which is not closed")
+
+    def check_healing(self, finished: Collection[str]) -> None:
+        """At the end nobody holds another state, and no process that finished has left a last checkpoint of one."""
+        if self.flipped:
+            self.broken("healing", f"{sorted(self.flipped)} still hold another state at the end")
+        if self._wrong.get(self.head) in finished:
+            self.broken("healing", f"{self._wrong[self.head]} ended, and the last checkpoint is of its wrong state")
 
     def broken(self, invariant: str, what: str) -> None:
         """Remember a violation and stop."""
@@ -415,12 +429,13 @@ class Checker(BucketReader):
             # A writer that slept may finish what was collected meanwhile: old, incomplete, and passed over.
             if round_number >= self._needed():
                 self.broken("durability", f"{by.name} made checkpoint {round_number} visible before its parts")
-        elif (by.name, round_number - 1) in self._held_wrong and record["commit"] == self._base(round_number):
-            self._wrong.add(round_number)
-        elif state != self.states.get(round_number) or record["commit"] != self._base(round_number):
-            self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
-        else:
+        elif state == self.states.get(round_number) and record["commit"] == self._base(round_number):
             self._complete.add(round_number)
+            self._wrong.pop(round_number, None)
+        elif (by.name, round_number - 1) in self._held_wrong and record["commit"] == self._base(round_number):
+            self._wrong[round_number] = by.name
+        else:
+            self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
 
     def _receipt(self, by: Process, began: int, key: str, body: bytes) -> None:
         del began

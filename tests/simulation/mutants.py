@@ -16,6 +16,7 @@ MUTANTS: Final[Sequence[Mutant]] = tuple(KEPT)
 # searches from seed 0, which can take minutes, and then fails with the seed to write here.
 SHOWN_BY: Final[Mapping[str, int]] = {
     "a run ends without a comparison of its last rounds": 2172,
+    "the last checkpoint stays as it was written before its author healed": 2560,
     "an answer that the key exists is trusted, without reading back": 4,
     "a create without an answer counts as done": 8,
     "a checkpoint is taken of live state, half a second later": 468,

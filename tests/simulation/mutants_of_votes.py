@@ -12,6 +12,7 @@ from tests.simulation.kit import Patch, mutant
 from skerry.runtime.checkpointing import receipt_comparison
 from skerry.runtime.checkpointing.background_receipt_comparison import ReceiptComparisons
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
+from skerry.runtime.checkpointing.checkpoint_writer import CheckpointWriter
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.training.contribute_and_average import Averager
 
@@ -69,3 +70,8 @@ def _(patch: Patch) -> None:
 @mutant("divergence", "a run ends without a comparison of its last rounds")
 def _(patch: Patch) -> None:
     patch.setattr(ReceiptComparisons, "finish", lambda *_: None)
+
+
+@mutant("divergence", "the last checkpoint stays as it was written before its author healed")
+def _(patch: Patch) -> None:
+    patch.setattr(CheckpointWriter, "_delete_own", lambda *_: None)

@@ -12,6 +12,7 @@ import pytest
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.checkpoint_writer import CheckpointWriter
 from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
@@ -350,24 +351,24 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     write = Recorder._write_checkpoint
 
-    def live(self: Recorder, standing: LogPosition, _: object) -> None:
+    def live(self: Recorder, standing: LogPosition, _: object, **more: Any) -> None:
         self._presence._clock.pause(0.5)
-        write(self, standing, checkpoint.snapshot(self._state.capture()))
+        write(self, standing, checkpoint.snapshot(self._state.capture()), **more)
 
     patch.setattr(Recorder, "_write_checkpoint", live)
 
 
 @mutant("recorder", "commits below a checkpoint are deleted")
 def _(patch: Patch) -> None:
-    save = Recorder._save
+    write = CheckpointWriter.write
 
-    def tidy(self: Recorder, standing: LogPosition, *args: Any) -> bool:
-        saved = save(self, standing, *args)
+    def tidy(self: CheckpointWriter, standing: LogPosition, *args: Any, **more: Any) -> bool:
+        saved = write(self, standing, *args, **more)
         if standing.round > 1:
             self._log.store.delete(keys.commit(standing.round - 2))
         return saved
 
-    patch.setattr(Recorder, "_save", tidy)
+    patch.setattr(CheckpointWriter, "write", tidy)
 
 
 @mutant("round_runner", "tokens of gradients that a failed round threw away count for its next attempt")

@@ -270,8 +270,8 @@ class Simulation:
             last = [p.status for p in self.processes if p.slot == slot]
             if slot not in self.scenario.lost and not {"done", "finished"} & set(last) and ended == "idle":
                 self.checker.broken("liveness", f"{slot} did not finish: {last}")
-        if self.checker.flipped and ended == "idle":
-            self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
+        if ended == "idle":
+            self.checker.check_healing({p.name for p in self.processes if p.status in {"done", "finished"}})
         if not self.checker.violations:
             self.checker.rebuild("at the end")
             self.roll_ups.read_history()

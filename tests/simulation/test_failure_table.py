@@ -573,6 +573,18 @@ def test_replica_heals_after_a_bit_flip_in_the_last_rounds(
     assert statuses(simulation) == {"finished" if mode == "ddp" else "done": replicas}
 
 
+@pytest.mark.parametrize("flips_after", [8, 9])
+@pytest.mark.parametrize(
+    ("author", "replicas", "mode"), [("r-2", 4, "diloco"), ("r-0", 2, "diloco"), ("r-0", 2, "ddp")]
+)
+def test_last_checkpoint_of_a_wrong_state_is_replaced(author: str, replicas: int, mode: Mode, flips_after: int) -> None:
+    terms = calm(replicas, rounds=10, min_replicas=replicas, mode=mode, compares=True)
+    simulation, result = checked(with_settings(terms, author, flips_after=flips_after))
+    assert result.faults["bit_flip"] == 1
+    assert result.facts["wrong checkpoints deleted"] == 1
+    assert simulation.checker.newest == 10
+
+
 @pytest.mark.parametrize("round_number", [2, 3, 4])
 def test_restarted_replica_trains_on_with_every_fragment(round_number: int) -> None:
     script = once("r-1", "create", f"payloads/{round_number:08d}/", "before", "crash")

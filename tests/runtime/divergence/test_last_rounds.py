@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from tests.kit.managers import assert_same_parameters, begin_run, receipts, toge
 from tests.kit.stores import HookedStore
 
 from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.model_from_checkpoint import trained_model
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
@@ -23,11 +24,17 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
 
-def harmed_run(store: Store, count: int, harm: Harm, *, rounds_left: int = 1) -> list[HarmedIsland]:
-    """A run of six rounds that are all closed. The last replica was harmed, and none has come to its last boundary."""
+def harmed_run(
+    store: Store, count: int, harm: Harm, *, rounds_left: int = 1, harmed: int | None = None
+) -> list[HarmedIsland]:
+    """A run of six rounds that are all closed. One replica was harmed, and none has come to its last boundary.
+
+    harmed: its number; None is the last.
+    """
+    harmed = count - 1 if harmed is None else harmed
     begin_run(store, [f"r-{i}" for i in range(count)], minimum=count, rounds=6)
-    islands = harmed_islands(store, [*[None] * (count - 1), harm])
-    islands[-1].harm_at = 6 - rounds_left
+    islands = harmed_islands(store, [harm if number == harmed else None for number in range(count)])
+    islands[harmed].harm_at = 6 - rounds_left
     train_all(islands, 6, close=False)
     return islands
 
@@ -90,3 +97,21 @@ def test_first_member_is_right_at_the_end_if_nothing_can_be_recomputed(events: p
         store.delete(entry.key)
     end(islands)
     assert [event["slot"] for event in logged_events(events, "diverged")] == ["r-1"]
+
+
+@pytest.mark.parametrize("rounds_left", [1, 3])
+@pytest.mark.parametrize("count", [2, 3])
+def test_harmed_author_of_the_last_checkpoint_writes_that_of_its_healed_state(count: int, rounds_left: int) -> None:
+    """With three rounds left it knows that it differs when its turn comes, and writes no checkpoint then."""
+    store = MemoryStore()
+    islands = harmed_run(store, count, scaled(1.5), rounds_left=rounds_left, harmed=0)
+    end(islands[::-1])
+    for island in islands:
+        island.manager.shutdown()
+    manifest = checkpoint.manifest(store, 6)
+    assert manifest is not None
+    assert manifest.writer == "r-0"
+    tensors = trained_model([cast("dict[str, object]", checkpoint.load(store, manifest))]).tensors()
+    right = islands[1].originals
+    assert sorted(tensors) == sorted(right)
+    assert all(torch.equal(tensors[name], right[name]) for name in right)

@@ -58,16 +58,17 @@ class ReceiptComparisons:
         kept = cast("State", checkpoint.snapshot(self._state.compared(scope)))
         self._divergence.keep(round_number, kept, self._state.paths(scope))
 
-    def compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
-        """Compare a round that is followed for the second time with the receipt of the first."""
+    def compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> str | None:
+        """Compare a round that is followed for the second time with the receipt of the first. Return the digest."""
         digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
 
-        def compare(all_ranks: Sequence[str | None]) -> None:
+        def compare(all_ranks: Sequence[str | None]) -> str | None:
             digests = [digest for digest in all_ranks if digest is not None]
             state = combine_digests(digests) if digests else None
             self._divergence.recomputed(position.round - 1, facts.averages, state)
+            return state
 
-        self._train.reduce_on_rank0("compare a recomputed state", lambda: digest, compare)
+        return self._train.reduce_on_rank0("compare a recomputed state", lambda: digest, compare)
 
     def _compare(self, receipt: Receipt, members: tuple[str, ...], *, last: bool = False) -> None:
         try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.background_receipt_comparison import ReceiptComparisons
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
+from skerry.runtime.checkpointing.checkpoint_writer import CheckpointWriter
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.model_from_checkpoint import with_model
 from skerry.runtime.checkpointing.replica_position_in_log import LogPosition, RoundFacts, is_due
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.log.run_record import InitialModel
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
-    from skerry.runtime.ranks.interface import Channel, Group
+    from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
 
 _Failure: TypeAlias = Literal["receipt_failed", "unit_check_failed", "checkpoint_failed", "garbage_collection_failed"]
@@ -82,12 +83,16 @@ class Recorder:
         self._log = log
         self._presence = presence
         self._state = state
-        self._nonce = nonce
         self._collector = collector
         self._train = group.channel("train")
         self._background = group.channel("record")
+        self._checkpoints = CheckpointWriter(log, presence.slot, nonce)
         self._pool = pool or BackgroundThreads(1, "recorder")
         self.saving: Future[None] | None = None  # the checkpoint that this replica has written last
+        self._last_turn: tuple[int, Xxh128 | None] = (
+            -1,
+            None,
+        )  # its round, and the digest of the state if it was saved
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._near = near
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
@@ -103,7 +108,7 @@ class Recorder:
         checkpoint_every: in rounds; None means not now. A state that cannot be stored is reported, not raised.
         """
         if position.round <= self._recorded:
-            self._compare_recomputed(position, facts, scope)
+            self._record_again(position, facts, scope)
             return
         synchronize_device()
         snapshot: object = None
@@ -154,6 +159,7 @@ class Recorder:
         if self._train.rank == 0:
             self._collector.note_closed(position.round)
         self._pool.submit(self._write_receipt, receipt, facts.checks)
+        self._note_turn(position, checkpoint_every, whole.digest if whole.saves else None)
         if whole.saves:
             self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
         elif self._train.rank == 0 and checkpoint_every is not None:
@@ -171,7 +177,7 @@ class Recorder:
     def save_now(self, position: LogPosition) -> None:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         synchronize_device()
-        self._save(position, self._state.for_checkpoint(), self._train)
+        self._checkpoints.write(position, self._state.for_checkpoint(), self._train)
 
     def start_from(self, initial: InitialModel) -> None:
         """Loads the model of another run into the registered state. What is not of the model stays as it is.
@@ -246,10 +252,25 @@ class Recorder:
         self.is_recomputing = True
         return loaded
 
-    def _compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
-        if self.is_recomputing:
-            self.is_recomputing = position.round < self._recorded
-            self._comparisons.compare_recomputed(position, facts, scope)
+    def _record_again(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
+        """Compares what is followed a second time, after a heal, with the receipt of the first time.
+
+        At the end of the run, writes the last checkpoint if it was this replica's turn, and it has written none, or
+        that of a wrong state, which is replaced.
+        """
+        turn, saved = self._last_turn
+        is_last = position.round == turn and self._log.run.is_over(position.round, position.work)
+        if not (self.is_recomputing or is_last):
+            return
+        self.is_recomputing = self.is_recomputing and position.round < self._recorded
+        digest = self._comparisons.compare_recomputed(position, facts, scope)
+        if not is_last or digest == saved:
+            return
+        snapshot = checkpoint.snapshot(self._state.for_checkpoint())
+        self._last_turn = position.round, digest
+        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True)
+        if self._near is not None and self.near_round == position.round:
+            self._near.save("checkpoints", position.round, position.previous, snapshot)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -294,6 +315,10 @@ class Recorder:
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
 
+    def _note_turn(self, position: LogPosition, checkpoint_every: int | None, saved: Xxh128 | None) -> None:
+        if self._author(position, checkpoint_every) == self._presence.slot:
+            self._last_turn = position.round, saved
+
     def _may_save_near(self, position: LogPosition, checkpoint_every: int | None) -> bool:
         """A copy on the machine is due, and the last one is written: memory is bounded to one snapshot for each."""
         if self._near is None or not self._state or self._near.is_saving("checkpoints"):
@@ -318,9 +343,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, position: LogPosition, snapshot: object) -> None:
+    def _write_checkpoint(self, position: LogPosition, snapshot: object, *, replaces: bool = False) -> None:
         try:
-            saved = self._save(position, cast("dict[str, object]", snapshot), self._background)
+            saved = self._checkpoints.write(position, snapshot, self._background, replaces=replaces)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:
@@ -332,23 +357,6 @@ class Recorder:
             collect(self._divergence.settled)
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
             _failed("garbage_collection_failed", round_number, error)
-
-    def _save(self, position: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
-        saved = checkpoint.save(
-            self._log.store,
-            run=self._log.run.nonce,
-            round_number=position.round,
-            commit=position.previous,
-            members=position.members,
-            batches=position.batches,
-            writer=self._presence.slot,
-            nonce=self._nonce(),
-            state=state,
-            ranks=ranks,
-        )
-        if saved and ranks.rank == 0:  # otherwise another replica wrote the same state first
-            emit("checkpoint_saved", {"round": position.round, "slot": self._presence.slot})
-        return saved
 
 
 def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
