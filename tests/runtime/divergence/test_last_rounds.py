@@ -101,7 +101,7 @@ def test_first_member_is_right_at_the_end_if_nothing_can_be_recomputed(events: p
 
 @pytest.mark.parametrize("rounds_left", [1, 3])
 @pytest.mark.parametrize("count", [2, 3])
-def test_harmed_author_of_the_last_checkpoint_writes_that_of_its_healed_state(count: int, rounds_left: int) -> None:
+def test_author_of_the_last_checkpoint_writes_it_again_after_it_healed(count: int, rounds_left: int) -> None:
     """With three rounds left it knows that it differs when its turn comes, and writes no checkpoint then."""
     store = MemoryStore()
     islands = harmed_run(store, count, scaled(1.5), rounds_left=rounds_left, harmed=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ from tests.runtime.ranks.replicas import (
 )
 
 from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.model_from_checkpoint import trained_model
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
@@ -301,28 +302,40 @@ def test_replica_heals_when_a_rank_has_another_shard(
 # Ends.
 
 
-@pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])
+@pytest.mark.parametrize(
+    ("harmed", "units", "name", "ranks"),
+    [(2, 1, "rounding_drift", ["rank 1: "]), (2, 1 << 20, "diverged", ["rank 1: "]), (1, 1 << 20, "diverged", [])],
+    ids=["rounding", "more", "author-of-the-last-checkpoint-which-measures-nothing"],
+)
 def test_other_shard_of_a_rank_in_the_last_round_is_removed_before_the_end(
-    store: MemoryStore, units: int, name: str, caplog: pytest.LogCaptureFixture
+    store: MemoryStore, harmed: int, units: int, name: str, ranks: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     begin_run(store, "abc", minimum=3, rounds=4)
     replicas = replicas_of(store, "abc", minimum=3)
 
     def train(island: Island) -> None:
         island.train(3, close=False)
-        if island is replicas[2].islands[1]:
+        if island is replicas[harmed].islands[1]:
             weight = island.originals["weight"]
             weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
         island.train(4, close=False)
 
     on_all_ranks(replicas, train)
-    for replica in replicas:
+    for replica in sorted(replicas, key=lambda replica: replica is replicas[harmed]):
         replica.run(Island.join)
         assert all(island.manager.finished for island in replica.islands)
     (event,) = logged_events(caplog, "rounding_drift") + logged_events(caplog, "diverged")
     assert logged_events(caplog, name) == [event]
-    assert (event["slot"], "rank 1: " in event["what"], "rank 0: " in event["what"]) == ("c", True, False)
+    assert event["slot"] == "abc"[harmed]
+    assert [rank for rank in ("rank 0: ", "rank 1: ") if rank in event["what"]] == ranks
     assert_same_weights(*replicas)
+    on_all_ranks(replicas, lambda island: island.manager.shutdown())
+    manifest = checkpoint.manifest(store, 4)
+    assert manifest is not None
+    assert manifest.writer == "b"
+    for rank, island in enumerate(replicas[0].islands):
+        saved = trained_model([cast("dict[str, object]", checkpoint.load(store, manifest, rank=rank))]).tensors()
+        assert torch.equal(saved["weight"], island.originals["weight"])
 
 
 def test_all_ranks_end_when_lost_work_is_made_up_for(store: MemoryStore) -> None:
