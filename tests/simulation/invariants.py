@@ -18,13 +18,14 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.operator import ChangedSettings
 from tests.simulation.session import EXCHANGES
 from tests.simulation.training import averaged, fault_of, floats_of, folded, header_bytes, shared_in, state_of
+from tests.simulation.wrong_checkpoints import WrongCheckpoints
 
 from skerry.runtime.checkpointing.checkpoint import state_digest
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from tests.simulation.session import Mode
     from tests.simulation.training import Document, Floats, Shared
@@ -134,8 +135,7 @@ class Checker(BucketReader):
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
-        # And those whose checkpoint was written by a replica with another state, whether it knew of that or not: which.
-        self._wrong: dict[int, str] = {}
+        self.wrong = WrongCheckpoints()
         self._world = world
         self._run = run
         self._min_replicas = run.min_replicas
@@ -215,16 +215,14 @@ class Checker(BucketReader):
     def forged(self, round_number: int) -> None:
         """The checkpoint of so many rounds holds another state from now on."""
         self._complete.discard(round_number)
-        self._wrong[round_number] = "another hand"
+        self.wrong.add(round_number)
 
     def deleted(self, by: Process, key: str) -> None:
         """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""
-        if self._is_own_wrong_checkpoint(by, key):
-            self._world.facts["wrong checkpoints deleted"] += 1
-            return
-        if not key.startswith((*self._may_delete, keys.unfinished_prefix(by.slot))):
+        is_wrong = self.wrong.take(by.name, key)
+        if not is_wrong and not key.startswith((*self._may_delete, keys.unfinished_prefix(by.slot))):
             self.broken("write-once", f"{by.name} deleted {key}")
-        if key.startswith((keys.PROBE, keys.UNFINISHED)):
+        if is_wrong or key.startswith((keys.PROBE, keys.UNFINISHED)):
             return
         self._world.facts["objects deleted"] += 1
         round_number = keys.round_of(key)
@@ -237,10 +235,6 @@ class Checker(BucketReader):
             # A replica that lost the race to make checkpoint 0 has left parts that no manifest names.
             if manifest is not None and key.rsplit("/", 1)[1].encode() in bytes(manifest):
                 self._may_be_seen(by, key, round_number)
-
-    def _is_own_wrong_checkpoint(self, by: Process, key: str) -> bool:
-        wrong = (number for number, writer in self._wrong.items() if writer == by.name)
-        return key in {keys.checkpoint_manifest(number) for number in wrong}
 
     def _may_be_seen(self, by: Process, key: str, round_number: int) -> None:
         """A part may go from under a manifest only if that was made by a writer that came too late."""
@@ -263,13 +257,6 @@ class Checker(BucketReader):
             self.broken("agreement", f"{by.name} after round {round_number}: {_difference(after, expected)}")
         if round_number not in self.commits:
             self.broken("agreement", f"{by.name} applied round {round_number}, which is not closed")
-
-    def check_healing(self, finished: Collection[str]) -> None:
-        """At the end nobody holds another state, and no process that finished has left a last checkpoint of one."""
-        if self.flipped:
-            self.broken("healing", f"{sorted(self.flipped)} still hold another state at the end")
-        if self._wrong.get(self.head) in finished:
-            self.broken("healing", f"{self._wrong[self.head]} ended, and the last checkpoint is of its wrong state")
 
     def broken(self, invariant: str, what: str) -> None:
         """Remember a violation and stop."""
@@ -431,9 +418,8 @@ class Checker(BucketReader):
                 self.broken("durability", f"{by.name} made checkpoint {round_number} visible before its parts")
         elif state == self.states.get(round_number) and record["commit"] == self._base(round_number):
             self._complete.add(round_number)
-            self._wrong.pop(round_number, None)
         elif (by.name, round_number - 1) in self._held_wrong and record["commit"] == self._base(round_number):
-            self._wrong[round_number] = by.name
+            self.wrong.add(round_number, by.name)
         else:
             self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
 
@@ -493,7 +479,7 @@ class Checker(BucketReader):
         """The newest complete one of at most so many rounds."""
         for round_number in range(head, -1, -1):
             manifest = self._read(keys.checkpoint_manifest(round_number))
-            if manifest is None or round_number in self._wrong:
+            if manifest is None or round_number in self.wrong:
                 continue
             state = self._state_in(json.loads(manifest))
             if state is not None:

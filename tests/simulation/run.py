@@ -271,12 +271,21 @@ class Simulation:
             if slot not in self.scenario.lost and not {"done", "finished"} & set(last) and ended == "idle":
                 self.checker.broken("liveness", f"{slot} did not finish: {last}")
         if ended == "idle":
-            self.checker.check_healing({p.name for p in self.processes if p.status in {"done", "finished"}})
+            self._check_healing()
         if not self.checker.violations:
             self.checker.rebuild("at the end")
             self.roll_ups.read_history()
         if not self.checker.violations and self.mirror is not None:
             self.mirror.check_end()
+
+    def _check_healing(self) -> None:
+        """No process holds another state at the end, and none that finished has left a last checkpoint of one."""
+        if self.checker.flipped:
+            self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
+        finished = {process.name for process in self.processes if process.status in {"done", "finished"}}
+        writer = self.checker.wrong.left_behind(self.checker.head, finished)
+        if writer is not None:
+            self.checker.broken("healing", f"{writer} ended, and the last checkpoint is of its wrong state")
 
 
 def run_seed(seed: int, *, mirrored: bool = False, elastic: bool = False) -> Result:

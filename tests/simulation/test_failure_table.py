@@ -581,7 +581,6 @@ def test_last_checkpoint_of_a_wrong_state_is_replaced(author: str, replicas: int
     terms = calm(replicas, rounds=10, min_replicas=replicas, mode=mode, compares=True)
     simulation, result = checked(with_settings(terms, author, flips_after=flips_after))
     assert result.faults["bit_flip"] == 1
-    assert result.facts["wrong checkpoints deleted"] == 1
     assert simulation.checker.newest == 10
 
 
