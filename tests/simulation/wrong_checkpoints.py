@@ -1,4 +1,4 @@
-"""Checkpoints of another state than the log says: who wrote them, and who left the last one of a run behind."""
+"""Checkpoints of another state than the log says, with their writers."""
 
 from __future__ import annotations
 
