@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.kit.events import logged_events
-from tests.kit.managers import Island, begin_run, stop_managers, train_saved_run
+from tests.kit.managers import Island, begin_run, stop_managers, train_saved_run, wait_for
 from tests.kit.ranks import on_ranks
 from tests.kit.stores import HookedStore, damage, flip
 
@@ -331,7 +331,12 @@ def test_each_rank_reads_its_payloads_from_the_mirror(tmp_path: Path) -> None:
         store, mirror = DirectoryStore(tmp_path / "run"), DirectoryStore(tmp_path / "mirror")
         if rank == 0:
             begin_run(store, "a", minimum=1, rounds=None, mirrors=(MirrorSettings(uri=mirror.uri, each_round=True),))
-        trained = Island(store, "a", seed=rank, minimum=1, **address(rank, "a")).train(ROUNDS)
+        trained = Island(store, "a", seed=rank, minimum=1, **address(rank, "a"))
+        recorder = trained.manager.lifecycle.log_follower.recorder
+        for closed in range(1, ROUNDS + 1):
+            trained.train(closed, close=False)
+            wait_for(lambda: not recorder.is_saving)  # or the next checkpoint would be skipped
+        trained.manager.shutdown()
         dist.barrier()
         if rank == 0:
             Mirror(store, mirror, SystemClock(), MirrorOptions(payloads=True)).catch_up()
