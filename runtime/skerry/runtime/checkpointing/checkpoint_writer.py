@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.runtime.checkpointing.replica_position_in_log import LogPosition
+    from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.ranks.interface import Channel
 
@@ -25,6 +26,18 @@ class CheckpointWriter:
         self._log = log
         self._slot = slot
         self._nonce = nonce
+
+    @staticmethod
+    def copy(state: SharedState, ranks: Channel) -> object:
+        """Copy this rank's state, to be written later. Raises Invalid on all ranks if one has what cannot be stored."""
+        copied: object = None
+
+        def capture() -> None:
+            nonlocal copied
+            copied = checkpoint.snapshot(state.for_checkpoint())
+
+        ranks.reduce_on_rank0("copy the last state", capture, lambda _: None)
+        return copied
 
     def write(self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False) -> bool:
         """Write the checkpoint of this position. False if there is one already.

@@ -89,10 +89,7 @@ class Recorder:
         self._checkpoints = CheckpointWriter(log, presence.slot, nonce)
         self._pool = pool or BackgroundThreads(1, "recorder")
         self.saving: Future[None] | None = None  # the checkpoint that this replica has written last
-        self._last_turn: tuple[int, Xxh128 | None] = (
-            -1,
-            None,
-        )  # its round, and the digest of the state if it was saved
+        self._last_turn: tuple[int, Xxh128 | None] = (-1, None)  # its round, and the digest of the state if saved
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._near = near
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
@@ -107,10 +104,10 @@ class Recorder:
 
         checkpoint_every: in rounds; None means not now. A state that cannot be stored is reported, not raised.
         """
+        synchronize_device()
         if position.round <= self._recorded:
             self._record_again(position, facts, scope)
             return
-        synchronize_device()
         snapshot: object = None
 
         def capture() -> _Snapshot:
@@ -255,8 +252,7 @@ class Recorder:
     def _record_again(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
         """Compares what is followed a second time, after a heal, with the receipt of the first time.
 
-        At the end of the run, writes the last checkpoint if it was this replica's turn, and it has written none, or
-        that of a wrong state, which is replaced.
+        In its turn at the end of the run, writes the last checkpoint, unless it has written that of this state.
         """
         turn, saved = self._last_turn
         is_last = position.round == turn and self._log.run.is_over(position.round, position.work)
@@ -264,10 +260,16 @@ class Recorder:
             return
         self.is_recomputing = self.is_recomputing and position.round < self._recorded
         digest = self._comparisons.compare_recomputed(position, facts, scope)
-        if not is_last or digest == saved:
+        if is_last and digest != saved:
+            self._last_turn = position.round, digest
+            self._replace_checkpoint(position)
+
+    def _replace_checkpoint(self, position: LogPosition) -> None:
+        try:
+            snapshot = self._checkpoints.copy(self._state, self._train)
+        except Invalid as error:
+            _failed("checkpoint_failed", position.round, error)
             return
-        snapshot = checkpoint.snapshot(self._state.for_checkpoint())
-        self._last_turn = position.round, digest
         self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True)
         if self._near is not None and self.near_round == position.round:
             self._near.save("checkpoints", position.round, position.previous, snapshot)
