@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from skerry.runtime.errors import RunFinished
+from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.log import keys
 from tests.kit import records
 from tests.kit.managers import Island, manager_of, wait_for
@@ -16,6 +16,7 @@ from tests.kit.managers import Island, manager_of, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from skerry.runtime.checkpointing.shared_state import State
     from skerry.runtime.log.records import Receipt
     from skerry.runtime.manager import ObjectStoreManager
     from skerry.runtime.store import Store
@@ -81,6 +82,21 @@ def scaled(factor: float) -> Harm:
 def flipped(values: torch.Tensor, units: int = 1) -> torch.Tensor:
     """Every element a few units in the last place further from zero."""
     return (values.view(torch.int32) + units).view(torch.float32)
+
+
+def refuse_after_load(island: Island, part: str) -> None:
+    """Once a checkpoint is loaded, this rank has what cannot be stored. part: the method of its state that says so."""
+    state = island.manager._state
+    restore = state.restore
+
+    def refuse(*_: object) -> dict[str, object]:
+        raise Invalid("state cannot be stored")
+
+    def restored(loaded: State) -> None:
+        restore(loaded)
+        setattr(state, part, refuse)
+
+    state.restore = restored  # type: ignore[method-assign]
 
 
 def harmed_islands(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
-from tests.kit.divergence import wait_for_last_receipt
+from tests.kit.divergence import refuse_after_load, wait_for_last_receipt
 from tests.kit.events import logged_events
 from tests.kit.managers import (
     Island,
@@ -336,6 +336,31 @@ def test_other_shard_of_a_rank_in_the_last_round_is_removed_before_the_end(
     for rank, island in enumerate(replicas[0].islands):
         saved = trained_model([cast("dict[str, object]", checkpoint.load(store, manifest, rank=rank))]).tensors()
         assert torch.equal(saved["weight"], island.originals["weight"])
+
+
+@pytest.mark.parametrize("part", ["compared", "for_checkpoint"])
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_healed_state_that_one_rank_cannot_store_is_reported_by_all(
+    store: MemoryStore, guilty: int, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin_run(store, "ab", minimum=2, rounds=4)
+    author, other = replicas_of(store, "ab", minimum=2)
+
+    def train(island: Island) -> None:
+        island.train(3, close=False)
+        if island is author.islands[1]:
+            island.originals["weight"].mul_(1.5)
+        island.train(4, close=False)
+
+    on_all_ranks([author, other], train)
+    refuse_after_load(author.islands[guilty], part)
+    for replica in (other, author):
+        replica.run(Island.join)
+        replica.run(lambda island: island.manager.shutdown())
+    assert_same_weights(author, other)
+    reported = logged_events(caplog, "checkpoint_failed")[-2:]
+    failures = [(event["round"], event["error"].removeprefix("rank 1: ")) for event in reported]
+    assert failures == [(4, "state cannot be stored")] * 2
 
 
 def test_all_ranks_end_when_lost_work_is_made_up_for(store: MemoryStore) -> None:

@@ -59,8 +59,13 @@ class ReceiptComparisons:
         self._divergence.keep(round_number, kept, self._state.paths(scope))
 
     def compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> str | None:
-        """Compare a round that is followed for the second time with the receipt of the first. Return the digest."""
-        digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
+        """Compare a round that is followed for the second time with the receipt of the first. Return the digest.
+
+        Raises Invalid on all ranks if one has what cannot be stored.
+        """
+
+        def own_digest() -> str | None:
+            return None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
 
         def compare(all_ranks: Sequence[str | None]) -> str | None:
             digests = [digest for digest in all_ranks if digest is not None]
@@ -68,7 +73,7 @@ class ReceiptComparisons:
             self._divergence.recomputed(position.round - 1, facts.averages, state)
             return state
 
-        return self._train.reduce_on_rank0("compare a recomputed state", lambda: digest, compare)
+        return self._train.reduce_on_rank0("compare a recomputed state", own_digest, compare)
 
     def _compare(self, receipt: Receipt, members: tuple[str, ...], *, last: bool = False) -> None:
         try:

@@ -102,14 +102,16 @@ def save(
     nonce: str,
     state: State,
     folder: str = keys.CHECKPOINTS,
+    healed: bool = False,
     before_manifest: Callable[[], None] | None = None,
     ranks: Channel | None = None,
 ) -> bool:
     """Stores `state` as the checkpoint of `round_number` closed rounds. Returns False if its manifest exists already.
 
     Parts first, manifest last; a repeat after a crash writes the same parts again, at no cost to readers.
-    folder: key prefix, by default that of shared checkpoints. before_manifest: an error that it raises leaves the
-    checkpoint invisible. ranks: each saves its shard; the manifest follows when all have.
+    folder: key prefix, by default that of shared checkpoints. healed: see CheckpointManifest. before_manifest: an
+    error that it raises leaves the checkpoint invisible. ranks: each saves its shard; the manifest follows when all
+    have.
     Raises Invalid, naming the path, if the state cannot be stored, and the store's errors.
     """
 
@@ -126,6 +128,7 @@ def save(
             shards=tuple(shards) if len(shards) > 1 else (),
             writer=writer,
             nonce=nonce,
+            healed=healed or None,
         )
         manifest = manifest.sealed().to_bytes()
         if len(manifest) > MAX_RECORD_BYTES:

@@ -80,7 +80,8 @@ class CheckpointLoader:
                 ) from cause
             joins = not heals and beyond < 0
             sources: list[State | None] = [None]
-            if self._near is not None and joins and candidate.evidence.states:
+            # Without a majority the copy may be of the state that this replica has healed from.
+            if self._near is not None and joins and len(candidate.evidence.states) == 1:
                 sources.insert(0, self._near_state(self._near, candidate.manifest))
             for source in sources:
                 try:

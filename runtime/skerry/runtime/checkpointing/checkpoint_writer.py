@@ -39,10 +39,13 @@ class CheckpointWriter:
         ranks.reduce_on_rank0("copy the last state", capture, lambda _: None)
         return copied
 
-    def write(self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False) -> bool:
+    def write(
+        self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False, healed: bool = False
+    ) -> bool:
         """Write the checkpoint of this position. False if there is one already.
 
-        replaces: delete that one just before, if this replica wrote it. Raises the errors of `checkpoint.save`.
+        replaces: delete that one just before, if this replica wrote it. healed: this replica's receipt is of another
+        state. Raises the errors of `checkpoint.save`.
         """
         saved = checkpoint.save(
             self._log.store,
@@ -54,6 +57,7 @@ class CheckpointWriter:
             writer=self._slot,
             nonce=self._nonce(),
             state=state,
+            healed=healed,
             before_manifest=partial(self._delete_own, position.round) if replaces else None,
             ranks=ranks,
         )

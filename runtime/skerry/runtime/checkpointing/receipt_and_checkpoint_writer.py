@@ -95,6 +95,7 @@ class Recorder:
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
         self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of, near)
         self._recorded = 0
+        self._reported: Xxh128 | None = None  # the digest of the state in the last receipt
         self._comparisons = ReceiptComparisons(self._divergence, state, self._train, self._pool)
         self.is_recomputing = False
         """It follows rounds that it has recorded before, to find out if its state was right."""
@@ -134,7 +135,7 @@ class Recorder:
             return
         if whole.keeps:
             self._comparisons.keep(position.round, scope)
-        self._recorded = position.round
+        self._recorded, self._reported = position.round, whole.digest
         receipt = Receipt(
             run=self._log.run.nonce,
             round=position.round - 1,
@@ -174,6 +175,7 @@ class Recorder:
     def save_now(self, position: LogPosition) -> None:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         synchronize_device()
+        self._last_turn = position.round, self._reported
         self._checkpoints.write(position, self._state.for_checkpoint(), self._train)
 
     def start_from(self, initial: InitialModel) -> None:
@@ -252,27 +254,25 @@ class Recorder:
     def _record_again(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
         """Compares what is followed a second time, after a heal, with the receipt of the first time.
 
-        In its turn at the end of the run, writes the last checkpoint, unless it has written that of this state.
+        At the end of the run, if it was its turn or it has written the last checkpoint for others, writes that of this
+        state, unless it is known to be of this state.
         """
         turn, saved = self._last_turn
         is_last = position.round == turn and self._log.run.is_over(position.round, position.work)
         if not (self.is_recomputing or is_last):
             return
         self.is_recomputing = self.is_recomputing and position.round < self._recorded
-        digest = self._comparisons.compare_recomputed(position, facts, scope)
-        if is_last and digest != saved:
-            self._last_turn = position.round, digest
-            self._replace_checkpoint(position)
-
-    def _replace_checkpoint(self, position: LogPosition) -> None:
         try:
+            digest = self._comparisons.compare_recomputed(position, facts, scope)
+            if not is_last or (digest is not None and digest == saved):
+                return
+            self._last_turn = position.round, digest
             snapshot = self._checkpoints.copy(self._state, self._train)
         except Invalid as error:
             _failed("checkpoint_failed", position.round, error)
             return
-        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True)
-        if self._near is not None and self.near_round == position.round:
-            self._near.save("checkpoints", position.round, position.previous, snapshot)
+        healed = digest is None or digest != self._reported
+        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True, healed=healed)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -345,9 +345,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, position: LogPosition, snapshot: object, *, replaces: bool = False) -> None:
+    def _write_checkpoint(self, position: LogPosition, snapshot: object, **healing: bool) -> None:
         try:
-            saved = self._checkpoints.write(position, snapshot, self._background, replaces=replaces)
+            saved = self._checkpoints.write(position, snapshot, self._background, **healing)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:

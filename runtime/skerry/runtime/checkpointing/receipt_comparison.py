@@ -161,7 +161,9 @@ def read_evidence(store: Store, run: str, manifest: CheckpointManifest) -> Recei
         return ReceiptEvidence()
     receipts = receipts_of(store, run, manifest.round - 1)
     members = voters_of(store, manifest.round - 1, receipts)
-    considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
+    # A writer that had healed reported the state that it replaced.
+    voters = members - {manifest.writer} if manifest.healed else members | {manifest.writer}
+    considered = [receipt for receipt in receipts if receipt.slot in voters]
     if is_outvoted(manifest.writer, considered):
         raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
     return evidence_of(considered, members, manifest.commit)

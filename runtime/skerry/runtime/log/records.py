@@ -412,7 +412,9 @@ class CheckpointManifest(Extended):
 
     tree: the JSON skeleton of the state, with its tensors numbered in the order of the parts' indexes. shards: one per
     rank of its writer, () for one rank. With shards, parts are those of all ranks, one rank after another, index is the
-    combination of their own, and tree is empty. seal: xxh3-128 of the stored other fields; None, and absent, if older.
+    combination of their own, and tree is empty. healed: its writer's receipt of the round is of
+    another state, from which it had healed; else None, and absent. seal: xxh3-128 of the stored other fields; None, and
+    absent, if older.
     """
 
     run: Nonce
@@ -426,8 +428,9 @@ class CheckpointManifest(Extended):
     shards: tuple[Shard, ...] = ()
     writer: Name
     nonce: Nonce
+    healed: Literal[True] | None = None
     seal: Xxh128 | None = None
-    ADDED = ("seal",)
+    ADDED = ("healed", "seal")
 
     @model_validator(mode="after")
     def _has_its_seal(self) -> Self:
