@@ -187,6 +187,34 @@ def test_store_that_refuses_the_healed_checkpoint_is_reported(
     join_at_head(store)
 
 
+@pytest.mark.parametrize("calls", [["create"], ["create", "delete", "create"]], ids=["before-its-upload", "in-between"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_successor_of_a_killed_author_writes_the_last_checkpoint(count: int, calls: list[str]) -> None:
+    """The receipt of its slot is that of the wrong state."""
+    met: list[str] = []
+
+    def die(called: str, key: str) -> None:
+        if key == keys.checkpoint_manifest(6) and called in {"create", "delete"}:
+            met.append(called)
+            if met[: len(calls)] == calls and not revived:
+                raise Invalid("killed")
+
+    store, revived = HookedStore(die), list[bool]()
+    islands = harmed_run(store, count, scaled(1.5), harmed=0)
+    end(islands[::-1])
+    for island in islands:
+        island.manager.shutdown()
+    assert checkpoint.complete(store)[0] == 5
+    revived.append(True)
+    again = Island(store, "r-0", minimum=1, seed=5)
+    assert again.join() == 1
+    again.manager.shutdown()
+    assert_last_checkpoint(store, "r-0", islands[1].originals)
+    late, followed = join_at_head(store)
+    assert followed == 0
+    assert_same_parameters([late, islands[1]])
+
+
 def test_wrong_checkpoint_that_was_written_for_others_is_replaced() -> None:
     """Its author has not come so far, and a replica that cannot follow needs it."""
     store = MemoryStore()

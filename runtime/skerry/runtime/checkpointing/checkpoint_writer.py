@@ -26,6 +26,8 @@ class CheckpointWriter:
         self._log = log
         self._slot = slot
         self._nonce = nonce
+        self.healed = -1
+        """Closed rounds after which this slot's receipt is of another state than this replica has."""
 
     @staticmethod
     def copy(state: SharedState, ranks: Channel) -> object:
@@ -39,13 +41,10 @@ class CheckpointWriter:
         ranks.reduce_on_rank0("copy the last state", capture, lambda _: None)
         return copied
 
-    def write(
-        self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False, healed: bool = False
-    ) -> bool:
+    def write(self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False) -> bool:
         """Write the checkpoint of this position. False if there is one already.
 
-        replaces: delete that one just before, if this replica wrote it. healed: this replica's receipt is of another
-        state. Raises the errors of `checkpoint.save`.
+        replaces: delete that one just before, if this replica wrote it. Raises the errors of `checkpoint.save`.
         """
         saved = checkpoint.save(
             self._log.store,
@@ -57,7 +56,7 @@ class CheckpointWriter:
             writer=self._slot,
             nonce=self._nonce(),
             state=state,
-            healed=healed,
+            healed=self.healed == position.round,
             before_manifest=partial(self._delete_own, position.round) if replaces else None,
             ranks=ranks,
         )

@@ -271,8 +271,9 @@ class Recorder:
         except Invalid as error:
             _failed("checkpoint_failed", position.round, error)
             return
-        healed = digest is None or digest != self._reported
-        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True, healed=healed)
+        if digest is None or digest != self._reported:
+            self._checkpoints.healed = position.round
+        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -339,15 +340,16 @@ class Recorder:
                 return  # rank 0 writes it
             stored = self._log.create(keys.receipt(receipt.round, receipt.slot), receipt).record
             if stored.averages != receipt.averages or (stored.state, stored.scope) != (receipt.state, receipt.scope):
+                self._checkpoints.healed = receipt.round + 1
                 raise Diverged(  # noqa: TRY301  one handler for every failure
                     f"an earlier incarnation wrote a different receipt: round={receipt.round} slot={receipt.slot}"
                 )
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, position: LogPosition, snapshot: object, **healing: bool) -> None:
+    def _write_checkpoint(self, position: LogPosition, snapshot: object, *, replaces: bool = False) -> None:
         try:
-            saved = self._checkpoints.write(position, snapshot, self._background, **healing)
+            saved = self._checkpoints.write(position, snapshot, self._background, replaces=replaces)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:
