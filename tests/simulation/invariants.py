@@ -219,7 +219,7 @@ class Checker(BucketReader):
 
     def deleted(self, by: Process, key: str) -> None:
         """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""
-        is_wrong = self.wrong.take(by.name, key)
+        is_wrong = self.wrong.take(by.slot, key)
         if not is_wrong and not key.startswith((*self._may_delete, keys.unfinished_prefix(by.slot))):
             self.broken("write-once", f"{by.name} deleted {key}")
         if is_wrong or key.startswith((keys.PROBE, keys.UNFINISHED)):
@@ -419,7 +419,7 @@ class Checker(BucketReader):
         elif state == self.states.get(round_number) and record["commit"] == self._base(round_number):
             self._complete.add(round_number)
         elif (by.name, round_number - 1) in self._held_wrong and record["commit"] == self._base(round_number):
-            self.wrong.add(round_number, by.name)
+            self.wrong.add(round_number, by.slot)
         else:
             self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
 

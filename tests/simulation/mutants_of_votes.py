@@ -74,4 +74,4 @@ def _(patch: Patch) -> None:
 
 @mutant("divergence", "the last checkpoint stays as it was written before its author healed")
 def _(patch: Patch) -> None:
-    patch.setattr(CheckpointWriter, "_delete_own", lambda *_: None)
+    patch.setattr(CheckpointWriter, "_delete_wrong", lambda *_: None)

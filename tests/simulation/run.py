@@ -279,10 +279,11 @@ class Simulation:
             self.mirror.check_end()
 
     def _check_healing(self) -> None:
-        """No process holds another state at the end, and none that finished has left a last checkpoint of one."""
-        if self.checker.flipped:
-            self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
-        finished = {process.name for process in self.processes if process.status in {"done", "finished"}}
+        """No process holds another state at the end, and no slot that finished has left a last checkpoint of one."""
+        crashed = {process.name for process in self.processes if process.status == "crashed"}
+        if wrong := sorted(self.checker.flipped - crashed):
+            self.checker.broken("healing", f"{wrong} still hold another state at the end")
+        finished = {process.slot for process in self.processes if process.status in {"done", "finished"}}
         writer = self.checker.wrong.left_behind(self.checker.head, finished)
         if writer is not None:
             self.checker.broken("healing", f"{writer} ended, and the last checkpoint is of its wrong state")

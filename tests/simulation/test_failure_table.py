@@ -584,6 +584,21 @@ def test_last_checkpoint_of_a_wrong_state_is_replaced(author: str, replicas: int
     assert simulation.checker.newest == 10
 
 
+@pytest.mark.parametrize(("verb", "moment"), [("create", "before"), ("create", "after"), ("delete", "after")])
+@pytest.mark.parametrize(
+    ("author", "replicas", "mode"), [("r-2", 4, "diloco"), ("r-0", 2, "diloco"), ("r-0", 2, "ddp")]
+)
+def test_successor_replaces_the_wrong_last_checkpoint_of_a_killed_author(
+    author: str, replicas: int, mode: Mode, verb: str, moment: str
+) -> None:
+    """It starts from an older one: of two replicas nothing says which of their states is right."""
+    terms = calm(replicas, rounds=10, min_replicas=replicas, mode=mode, compares=True)
+    script = once(author, verb, keys.checkpoint_manifest(10), moment, "crash")
+    simulation, result = checked(with_settings(terms, author, flips_after=9), script)
+    assert (result.faults["bit_flip"], result.faults["crash"]) == (1, 1)
+    assert simulation.checker.newest == 10
+
+
 @pytest.mark.parametrize("round_number", [2, 3, 4])
 def test_restarted_replica_trains_on_with_every_fragment(round_number: int) -> None:
     script = once("r-1", "create", f"payloads/{round_number:08d}/", "before", "crash")

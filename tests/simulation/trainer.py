@@ -54,7 +54,6 @@ class ToyTrainer:
         self._random = draw
         self._trained = 0
         self._counts_tokens = True
-        self._flipped = False
         self._ended_early = False
         self._outer = b""
 
@@ -218,8 +217,7 @@ class ToyTrainer:
     def _apply(self, shared: Shared) -> None:
         """The outer step."""
         closed = self.lifecycle.position.round - 1
-        if self._settings.flips_after == closed + 1 and not self._flipped:
-            self._flipped = True
+        if self._settings.flips_after == closed + 1 and not self.process.world.faults["bit_flip"]:
             self._checker.flipped.add(self.process.name)
             self.process.world.fault("bit_flip", self.process.name)
             shared = folded(shared, closed, b"flipped")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class WrongCheckpoints:
-    """The rounds whose checkpoint is of another state, and its writer, whether that knew of it or not."""
+    """The rounds whose checkpoint is of another state, and its writer's slot, whether that knew of it or not."""
 
     def __init__(self) -> None:
         self._writers: dict[int, str] = {}
@@ -20,16 +20,16 @@ class WrongCheckpoints:
         return round_number in self._writers
 
     def add(self, round_number: int, writer: str = "") -> None:
-        """writer: a process; empty if the object was replaced from outside."""
+        """writer: a slot; empty if the object was replaced from outside."""
         self._writers[round_number] = writer
 
     def take(self, writer: str, key: str) -> bool:
-        """Return True if `key` is the manifest of one that this process wrote, and forget that: it is deleted."""
+        """Return True if `key` is the manifest of one that this slot wrote, and forget that: it is deleted."""
         mine = [number for number, other in self._writers.items() if other == writer]
         number = next((number for number in mine if key == keys.checkpoint_manifest(number)), None)
         return number is not None and self._writers.pop(number) == writer
 
     def left_behind(self, round_number: int, finished: Collection[str]) -> str | None:
-        """The one of these processes whose wrong checkpoint of a round is still there; None if there is none."""
+        """The one of these slots whose wrong checkpoint of a round is still there; None if there is none."""
         writer = self._writers.get(round_number)
         return writer if writer in finished else None

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from tests.kit.divergence import Harm
 
+    from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.store import Store
 
 
@@ -73,13 +74,14 @@ def end(islands: list[HarmedIsland]) -> None:
     assert_same_parameters(islands)
 
 
-def assert_last_checkpoint(store: Store, writer: str, right: Mapping[str, torch.Tensor]) -> None:
+def assert_last_checkpoint(store: Store, writer: str, right: Mapping[str, torch.Tensor]) -> CheckpointManifest:
     manifest = checkpoint.manifest(store, 6)
     assert manifest is not None
     assert manifest.writer == writer
     tensors = trained_model([cast("dict[str, object]", checkpoint.load(store, manifest))]).tensors()
     assert sorted(tensors) == sorted(right)
     assert all(torch.equal(tensors[name], right[name]) for name in right)
+    return manifest
 
 
 @pytest.mark.parametrize(("harm", "name"), [(scaled(1.5), "diverged"), (flipped, "rounding_drift")])
@@ -215,15 +217,28 @@ def test_successor_of_a_killed_author_writes_the_last_checkpoint(count: int, cal
     assert_same_parameters([late, islands[1]])
 
 
+def without_its_author() -> HookedStore:
+    """A store in which the first upload of the last checkpoint fails."""
+    denied: list[str] = []
+
+    def deny(verb: str, key: str) -> None:
+        if not denied and (verb, key) == ("create", keys.checkpoint_manifest(6)):
+            denied.append(key)
+            raise Invalid("denied")
+
+    return HookedStore(deny)
+
+
+def write_for_others(island: HarmedIsland) -> None:
+    """After its last round, it writes the checkpoint because another replica cannot follow."""
+    follower = island.manager.lifecycle.log_follower
+    follower.rescue.wait_for_others = follower.recorder.save_now  # type: ignore[method-assign]
+
+
 def test_wrong_checkpoint_that_was_written_for_others_is_replaced() -> None:
-    """Its author has not come so far, and a replica that cannot follow needs it."""
-    store = MemoryStore()
-    begin_run(store, ["r-0", "r-1", "r-2"], minimum=3, rounds=6)
-    islands = harmed_islands(store, [None, scaled(1.5), None])
-    islands[1].harm_at = 5
-    train_all(islands, 6, close=False)
-    follower = islands[1].manager.lifecycle.log_follower
-    follower.recorder.save_now(follower.position)
+    store = without_its_author()
+    islands = harmed_run(store, 3, scaled(1.5), harmed=1)
+    write_for_others(islands[1])
     end([islands[0], islands[2], islands[1]])
     for island in islands:
         island.manager.shutdown()
@@ -232,23 +247,22 @@ def test_wrong_checkpoint_that_was_written_for_others_is_replaced() -> None:
 
 def test_right_replica_leaves_what_it_wrote_for_others() -> None:
     """It recomputes its state because of another one's receipt, and finds what it had."""
-    store = MemoryStore()
+    store = without_its_author()
     harmed, right = islands = harmed_run(store, 2, scaled(1.5), harmed=0)
-    follower = right.manager.lifecycle.log_follower
-    follower.recorder.save_now(follower.position)
+    write_for_others(right)
     for island in islands:
         island.join()
         island.manager.shutdown()
-    assert_last_checkpoint(store, "r-1", right.originals)
-    late, followed = join_at_head(store)
-    assert followed == 0
+    manifest = assert_last_checkpoint(store, "r-1", right.originals)
+    assert manifest.healed is None
+    late, _ = join_at_head(store)
     assert_same_parameters([late, right])
     assert not torch.equal(harmed.originals["weight"], right.originals["weight"])  # it came before the other's receipt
 
 
 @pytest.mark.parametrize("harmed", [0, 1])
 def test_copy_on_the_machine_of_a_state_that_healed_is_not_loaded(tmp_path: Path, harmed: int) -> None:
-    """Nothing replaces that copy, and of two replicas no majority contradicts it."""
+    """Nothing replaces that copy, and of two replicas no majority contradicts it. An older one is loaded."""
     store, copies = MemoryStore(), LocalCopies(folder=tmp_path, every=timedelta(hours=1))
     islands = harmed_run(store, 2, scaled(1.5), harmed=harmed, local_copies=copies)
     nears = [island.manager.lifecycle.log_follower.recorder._near for island in islands]
@@ -258,7 +272,7 @@ def test_copy_on_the_machine_of_a_state_that_healed_is_not_loaded(tmp_path: Path
     for island in islands:
         island.manager.shutdown()
     again = Island(store, f"r-{harmed}", minimum=1, seed=5, local_copies=copies)
-    assert again.join() == 0
+    assert again.join() == harmed  # the receipts that count report one state if its writer had healed
     assert_same_parameters([again, *islands])
 
 

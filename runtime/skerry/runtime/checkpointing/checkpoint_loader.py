@@ -57,17 +57,23 @@ class CheckpointLoader:
         self._ranks = ranks
         self._evidence_of = evidence_of
 
-    def load_newest(self, beyond: int, writers: Collection[str] | None, undisputed: int | None) -> LogPosition:
+    def load_newest(
+        self, beyond: int, writers: Collection[str] | None, undisputed: int | None, *, disputed: bool = True
+    ) -> LogPosition:
         """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm.
 
         Skips and reports checkpoints that are damaged or contradict receipts (decision 0012). writers: only load
         checkpoints of these slots. undisputed: only load one of at most so many rounds from which the log can be
-        followed. With either, values that replicas need not share stay this replica's own.
+        followed. With either, values that replicas need not share stay this replica's own. disputed: else only load one
+        of whose state receipts report one value; otherwise such ones first.
         Raises Corrupt if none can be loaded, Diverged if the log contradicts it.
         """
         damage: list[Corrupt] = []
-        candidates = self._candidates(beyond, writers, damage, undisputed)
         heals = writers is not None or undisputed is not None
+        joins = not heals and beyond < 0
+        candidates = self._candidates(beyond, writers, damage, undisputed)
+        if not heals:
+            candidates = self._undisputed_first(candidates, disputed=disputed)
         while True:
             candidate = self._ranks.broadcast_from_rank0(
                 "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
@@ -78,10 +84,8 @@ class CheckpointLoader:
                 raise Corrupt(
                     f"no checkpoint of {uri} can be loaded: {cause}; `skerry doctor {uri}` says how to go on"
                 ) from cause
-            joins = not heals and beyond < 0
             sources: list[State | None] = [None]
-            # Without a majority the copy may be of the state that this replica has healed from.
-            if self._near is not None and joins and len(candidate.evidence.states) == 1:
+            if self._near is not None and joins and candidate.evidence.states:
                 sources.insert(0, self._near_state(self._near, candidate.manifest))
             for source in sources:
                 try:
@@ -116,6 +120,20 @@ class CheckpointLoader:
                 else:
                     work = 0.0 if last is None else last.record.work
                     yield _Candidate(manifest=manifest, evidence=evidence, work=work)
+
+    def _undisputed_first(self, candidates: Iterator[_Candidate], *, disputed: bool) -> Iterator[_Candidate]:
+        """Yields those last, or not at all, of whose state receipts without a majority report several values.
+
+        One before them from which the log can be followed gives the right state, whichever of those that is.
+        """
+        later: list[_Candidate] = []
+        for candidate in candidates:
+            number = 0 if candidate.manifest is None else candidate.manifest.round
+            if len(candidate.evidence.states) > 1:
+                later.append(candidate)
+            elif not later or self._leads_on(number, number):
+                yield candidate
+        yield from later if disputed else ()
 
     def _read_closing_commit(self, manifest: CheckpointManifest) -> Stored[Commit] | None:
         """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless it is of this log."""

@@ -27,7 +27,7 @@ class CheckpointWriter:
         self._slot = slot
         self._nonce = nonce
         self.healed = -1
-        """Closed rounds after which this slot's receipt is of another state than this replica has."""
+        """Closed rounds after which this slot's receipt is of another state than this replica has. On rank 0."""
 
     @staticmethod
     def copy(state: SharedState, ranks: Channel) -> object:
@@ -41,11 +41,12 @@ class CheckpointWriter:
         ranks.reduce_on_rank0("copy the last state", capture, lambda _: None)
         return copied
 
-    def write(self, position: LogPosition, state: object, ranks: Channel, *, replaces: bool = False) -> bool:
+    def write(self, position: LogPosition, state: object, ranks: Channel) -> bool:
         """Write the checkpoint of this position. False if there is one already.
 
-        replaces: delete that one just before, if this replica wrote it. Raises the errors of `checkpoint.save`.
+        One that this slot wrote of another state is replaced. Raises the errors of `checkpoint.save`.
         """
+        healed = self.healed == position.round
         saved = checkpoint.save(
             self._log.store,
             run=self._log.run.nonce,
@@ -56,15 +57,15 @@ class CheckpointWriter:
             writer=self._slot,
             nonce=self._nonce(),
             state=state,
-            healed=self.healed == position.round,
-            before_manifest=partial(self._delete_own, position.round) if replaces else None,
+            healed=healed,
+            before_manifest=partial(self._delete_wrong, position.round) if healed else None,
             ranks=ranks,
         )
         if saved and ranks.rank == 0:  # otherwise another replica wrote the same state first
             emit("checkpoint_saved", {"round": position.round, "slot": self._slot})
         return saved
 
-    def _delete_own(self, round_number: int) -> None:
+    def _delete_wrong(self, round_number: int) -> None:
         manifest = checkpoint.manifest(self._log.store, round_number)
-        if manifest is not None and manifest.writer == self._slot:
+        if manifest is not None and manifest.writer == self._slot and not manifest.healed:
             self._log.store.delete(keys.checkpoint_manifest(round_number))

@@ -89,7 +89,7 @@ class Recorder:
         self._checkpoints = CheckpointWriter(log, presence.slot, nonce)
         self._pool = pool or BackgroundThreads(1, "recorder")
         self.saving: Future[None] | None = None  # the checkpoint that this replica has written last
-        self._last_turn: tuple[int, Xxh128 | None] = (-1, None)  # its round, and the digest of the state if saved
+        self._last_turn: tuple[int, Xxh128 | None] = (-1, None)  # -1 if not its turn; digest if saved
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._near = near
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
@@ -157,7 +157,8 @@ class Recorder:
         if self._train.rank == 0:
             self._collector.note_closed(position.round)
         self._pool.submit(self._write_receipt, receipt, facts.checks)
-        self._note_turn(position, checkpoint_every, whole.digest if whole.saves else None)
+        is_author = self._author(position, checkpoint_every) == self._presence.slot
+        self._last_turn = position.round if is_author else -1, whole.digest if whole.saves else None
         if whole.saves:
             self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
         elif self._train.rank == 0 and checkpoint_every is not None:
@@ -202,15 +203,19 @@ class Recorder:
 
     def checkpoints(self) -> list[int]:
         """Returns the rounds with a complete checkpoint, newest first, as listed by rank 0."""
-        store = self._log.store
-        return list(self._train.broadcast_from_rank0("list", lambda: tuple(checkpoint.complete(store))))
+        return list(self._train.broadcast_from_rank0("list", lambda: tuple(self.complete(self._log.store))))
 
     def load_newest(
-        self, beyond: int = -1, writers: Collection[str] | None = None, *, undisputed: int | None = None
+        self,
+        beyond: int = -1,
+        writers: Collection[str] | None = None,
+        *,
+        undisputed: int | None = None,
+        disputed: bool = True,
     ) -> LogPosition:
-        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm: `CheckpointLoader`."""
+        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm; see `CheckpointLoader`."""
         self.is_recomputing = False
-        return self._loader.load_newest(beyond, writers, undisputed)
+        return self._loader.load_newest(beyond, writers, undisputed, disputed=disputed)
 
     def heal(self, position: LogPosition) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
@@ -273,7 +278,7 @@ class Recorder:
             return
         if digest is None or digest != self._reported:
             self._checkpoints.healed = position.round
-        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot, replaces=True)
+        self.saving = self._pool.submit(self._write_checkpoint, position, snapshot)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -318,10 +323,6 @@ class Recorder:
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
 
-    def _note_turn(self, position: LogPosition, checkpoint_every: int | None, saved: Xxh128 | None) -> None:
-        if self._author(position, checkpoint_every) == self._presence.slot:
-            self._last_turn = position.round, saved
-
     def _may_save_near(self, position: LogPosition, checkpoint_every: int | None) -> bool:
         """A copy on the machine is due, and the last one is written: memory is bounded to one snapshot for each."""
         if self._near is None or not self._state or self._near.is_saving("checkpoints"):
@@ -347,9 +348,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, position: LogPosition, snapshot: object, *, replaces: bool = False) -> None:
+    def _write_checkpoint(self, position: LogPosition, snapshot: object) -> None:
         try:
-            saved = self._checkpoints.write(position, snapshot, self._background, replaces=replaces)
+            saved = self._checkpoints.write(position, snapshot, self._background)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", position.round, error)
         else:

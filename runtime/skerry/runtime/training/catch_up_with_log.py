@@ -169,12 +169,12 @@ class LogFollower:
         return self._unreadable is not None or not self.recorder.is_recomputing
 
     def _jump(self) -> bool:
-        """Load a newer checkpoint, if one exists and can be read."""
+        """Load a newer checkpoint, if one exists and can be read; a disputed one only if the log cannot be followed."""
         checkpoints = self.recorder.checkpoints() if self.recorder.has_state else []
         if not checkpoints or checkpoints[0] <= self.position.round:
             return False
         try:
-            self.move_to(self.recorder.load_newest(beyond=self.position.round))
+            self.move_to(self.recorder.load_newest(self.position.round, disputed=self._unreadable is not None))
         except Corrupt:  # logged by the recorder; the log may still be followed
             return False
         self.trainer.take_shared()
