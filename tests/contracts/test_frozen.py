@@ -95,6 +95,7 @@ RUN_FIELDS = (
 def test_keys_of_a_run_are_frozen() -> None:
     digest = "0123456789abcdef" * 2
     assert keys.RUN == "run.json"
+    assert keys.STATE_ELSEWHERE == "state/elsewhere"
     assert keys.member("local-0", 7) == "members/local-0/000007.json"
     assert keys.heartbeat("local-0") == "heartbeats/local-0.json"
     assert keys.payload(12, "local-0", digest) == f"payloads/00000012/local-0/{digest}"

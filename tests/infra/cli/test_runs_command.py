@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
 
 from skerry.runtime.log import keys
+from skerry.runtime.log.records import Member, Place
+from skerry.runtime.log.run_record import Elsewhere
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +64,28 @@ def test_status_and_destroy_take_the_uri_of_a_run(fleet: Fleet) -> None:
     assert (logs.exit_code, "go to the folder of its spec" in logs.output) == (1, True)
     assert invoke("destroy", fleet.store.uri, "--yes").exit_code == 0
     assert fleet.store.list(keys.COMMITS) == []
+
+
+def test_uri_of_a_run_in_a_cloud_is_destroyed_only_with_data(fleet: Fleet, tmp_path: Path) -> None:
+    for slot in SLOTS:
+        key = keys.member(slot, 0)
+        member = Member.parse(fleet.store.read(key) or b"", key)
+        fleet.store.replace(key, member.model_copy(update={"place": Place(cloud="aws", region="us-east-1")}).to_bytes())
+    mirror = tmp_path / "mirror"
+    shutil.copytree(tmp_path / "store" / "test-run", mirror)
+    mark = Elsewhere(why="mirror", uri=fleet.store.uri, run=fleet.nonce, round=2, by="a-0", created="now")
+    (mirror / keys.ELSEWHERE).write_bytes(mark.to_bytes())
+    refused = invoke("destroy", fleet.store.uri, "--yes")
+    assert refused.exit_code == 2
+    assert "were started in aws, and its store does not name their jobs: name its spec" in refused.stderr
+    assert len(fleet.store.list(keys.COMMITS)) == 2
+    assert invoke("destroy", mirror.as_uri(), "--yes").exit_code == 0
+    assert not (mirror / "commits").exists()
+    assert invoke("destroy", fleet.store.uri, "--yes", "--data").exit_code == 0
+    assert fleet.store.list(keys.COMMITS) == []
+
+
+def test_data_of_a_run_of_this_machine_is_not_destroyed_by_uri(fleet: Fleet) -> None:
+    refused = invoke("destroy", fleet.store.uri, "--yes", "--data")
+    assert (refused.exit_code, "which its spec names: name that, or leave it out" in refused.stderr) == (2, True)
+    assert len(fleet.store.list(keys.COMMITS)) == 2

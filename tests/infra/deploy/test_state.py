@@ -32,6 +32,24 @@ def test_state_can_be_stored_outside_the_bucket(spec: str, tmp_path: Path, skerr
     assert not list((tmp_path / "state").rglob("*.json"))
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_destroy_of_a_uri_refuses_a_run_with_jobs_in_a_cloud(
+    *, is_elsewhere: bool, spec: str, tmp_path: Path, skerry_sandbox: Sandbox
+) -> None:
+    elsewhere = ("--set", f"state={(tmp_path / 'state').as_uri()}") if is_elsewhere else ()
+    skerry("apply", spec, "--auto-approve", *elsewhere)
+    before = skerry_sandbox.inventory()
+    assert "job" in before
+    for data in ((), ("--data",)):
+        refused = skerry("destroy", "s3://acme-skerry/runs/tiny", "--yes", *data, code=2).stderr
+        assert "was created by `skerry apply`: name its spec, so that its jobs are removed too" in refused
+    assert skerry_sandbox.inventory() == before
+    s3 = skerry_sandbox.client("s3")
+    assert s3.get_object(Bucket="acme-skerry", Key="runs/tiny/run.json")["Body"].read()
+    skerry("destroy", spec, "--yes", "--data", *elsewhere)
+    assert skerry_sandbox.inventory() == {}
+
+
 def test_lost_state_is_recovered_from_names_and_tags(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve")
     (tmp_path / "train" / "train.py").write_text("print('mended')\n")

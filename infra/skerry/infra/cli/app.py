@@ -71,6 +71,7 @@ from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.log import keys
+from skerry.runtime.log.find_moved_run import read_elsewhere
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -433,16 +434,30 @@ def _workspace_near(uri: str) -> Workspace | None:
 
 
 def _refuse_running(uri: str, *, data: bool) -> None:
-    """Raise Invalid if the run at a URI has replicas at work, or resources in clouds, which only its spec names."""
+    """Raise Invalid if the run at a URI has replicas at work, or resources in clouds, which only its spec names.
+
+    data: without a state of its resources, delete a run in a cloud all the same (infra decision 0044).
+    """
     store = open_store(uri, deadline_s=STATUS_DEADLINE_S)
     settings = run_record.load_settings(store)
     if settings is None:
         return
-    if data or store.list(keys.STATE):
+    if store.list(keys.STATE):
         raise Invalid(f"{uri} was created by `skerry apply`: name its spec, so that its jobs are removed too")
     replicas = _observe(store, settings).replicas
     if working := [replica.slot for replica in replicas if replica.at_work and not replica.silent]:
         raise Invalid(f"{', '.join(working)} of {uri} are at work; stop them first, where `skerry up` runs")
+    mark = read_elsewhere(store)
+    is_mirror = mark is not None and mark.why == "mirror"
+    machines = [replica.machine for replica in replicas if replica.machine is not None]
+    in_clouds = sorted({machine.cloud for machine in machines if machine.cloud is not None} - {"local"})
+    if in_clouds and not is_mirror and not data:
+        raise Invalid(
+            f"replicas of {uri} were started in {', '.join(in_clouds)}, and its store does not name their jobs: name "
+            "its spec, so that they are removed too, or delete what was trained alone with `--data`"
+        )
+    if data and (is_mirror or not in_clouds):
+        raise Invalid(f"`--data` also deletes the mirrors of {uri}, which its spec names: name that, or leave it out")
 
 
 def _observe(store: Store, settings: RunSettings) -> RunView:

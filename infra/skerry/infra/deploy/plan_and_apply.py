@@ -174,12 +174,12 @@ def apply_plan(
         raise push_first(planned.stops, "skerry apply")
     if planned.plan.empty and not planned.plan.new_conditions:
         return Outcome.empty()
-    state_in_bucket = deployment.spec.state_uri is None
-    created = _create_bucket(deployment, planned, on_step) if state_in_bucket else None
+    state_uri = deployment.spec.state_uri
+    created = _create_bucket(deployment, planned, on_step) if state_uri is None else None
     holder = this_process("apply", deployment.clock)
     accounts = accounts_to_record(planned.state, planned.resolved.accounts)
     with deployment.open_state().hold(holder, planned.state, deployment.run, accounts) as hold:
-        if not state_in_bucket:
+        if state_uri is not None:
             created = _create_bucket(deployment, planned, on_step)
         for entry in planned.tagged:
             hold.note(entry.id, entry)
@@ -189,6 +189,8 @@ def apply_plan(
         create_or_load_run(
             store, deployment.spec, deployment.clock, lambda _: planned.source or _find(deployment), prices
         )
+        if state_uri is not None:
+            store.create(keys.STATE_ELSEWHERE, state_uri.encode())
         is_whole = planned.graph is planned.resolved.graph
         started = [resource.key for resource in planned.graph if resource.LIFE is Life.JOB]
         slots = [replica.slot for replica in deployment.spec.replica_slots] if is_whole else started

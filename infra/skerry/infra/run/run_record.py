@@ -52,7 +52,7 @@ _FOLDERS: Final = (
     keys.FAILOVER,
 )
 # Deleted last, in this order.
-_LAST: Final = (keys.RUN, keys.ELSEWHERE)
+_LAST: Final = (keys.STATE_ELSEWHERE, keys.RUN, keys.ELSEWHERE)
 
 
 def create_or_load_run(

@@ -79,6 +79,8 @@ CODE = "code/"
 QUARANTINE = "quarantine/"
 PROBE = "probe/"
 STATE = "state/"
+STATE_ELSEWHERE = "state/elsewhere"
+"""The URI of the state of a run whose spec stores it elsewhere."""
 
 MANIFEST = "/manifest.json"
 
