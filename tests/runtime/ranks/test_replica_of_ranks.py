@@ -363,6 +363,26 @@ def test_healed_state_that_one_rank_cannot_store_is_reported_by_all(
     assert failures == [(4, "state cannot be stored")] * 2
 
 
+def test_all_ranks_of_a_successor_follow_past_a_wrong_last_checkpoint(store: MemoryStore) -> None:
+    """Its author ended without a last boundary, where it would have healed."""
+    begin_run(store, "ab", minimum=2, rounds=4)
+    author, other = replicas_of(store, "ab", minimum=2)
+
+    def train(island: Island) -> None:
+        island.train(3, close=False)
+        if island is author.islands[1]:
+            island.originals["weight"].mul_(1.5)
+        island.train(4)
+
+    on_all_ranks([author, other], train)
+    assert (manifest(store, 4).writer, manifest(store, 4).healed) == ("a", None)
+    again = RankedReplica(store, "a", minimum=1)
+    assert all(again.run(Island.join))
+    again.run(lambda island: island.manager.shutdown())
+    assert_same_weights(again, other)
+    assert (manifest(store, 4).writer, manifest(store, 4).healed) == ("a", True)
+
+
 def test_all_ranks_end_when_lost_work_is_made_up_for(store: MemoryStore) -> None:
     begin_run(store, "ab", rounds=2, work=4.0, start_window_s=0.0)
 

@@ -12,7 +12,7 @@ from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.record_parsing import Record
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Work
+from skerry.runtime.log.records import GENESIS, CheckpointManifest, Count, Work
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.structured_logging import emit
 
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 
 class _Candidate(Record):
-    """A checkpoint to load, the digests that receipts allow, and the work up to its commit; None if none is left."""
+    """A checkpoint to load, the digests that receipts allow, and the work up to its commit; None if none is left.
+
+    passed_over: the rounds of a newer one of which receipts do not say if its state is right; 0 without any.
+    """
 
     manifest: CheckpointManifest | None
     evidence: ReceiptEvidence = ReceiptEvidence()
     work: Work = 0.0
+    passed_over: Count = 0
 
 
 class CheckpointLoader:
@@ -56,24 +60,23 @@ class CheckpointLoader:
         self._state = state
         self._ranks = ranks
         self._evidence_of = evidence_of
+        self.passed_over = 0
+        """The last load passed over a newer checkpoint, of so many rounds: they are followed. The same on all ranks."""
 
-    def load_newest(
-        self, beyond: int, writers: Collection[str] | None, undisputed: int | None, *, disputed: bool = True
-    ) -> LogPosition:
+    def load_newest(self, beyond: int, writers: Collection[str] | None, undisputed: int | None) -> LogPosition:
         """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm.
 
         Skips and reports checkpoints that are damaged or contradict receipts (decision 0012). writers: only load
         checkpoints of these slots. undisputed: only load one of at most so many rounds from which the log can be
-        followed. With either, values that replicas need not share stay this replica's own. disputed: else only load one
-        of whose state receipts report one value; otherwise such ones first.
+        followed. With either, values that replicas need not share stay this replica's own.
         Raises Corrupt if none can be loaded, Diverged if the log contradicts it.
         """
         damage: list[Corrupt] = []
         heals = writers is not None or undisputed is not None
         joins = not heals and beyond < 0
         candidates = self._candidates(beyond, writers, damage, undisputed)
-        if not heals:
-            candidates = self._undisputed_first(candidates, disputed=disputed)
+        if joins:
+            candidates = self._undisputed_first(candidates)
         while True:
             candidate = self._ranks.broadcast_from_rank0(
                 "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
@@ -84,6 +87,7 @@ class CheckpointLoader:
                 raise Corrupt(
                     f"no checkpoint of {uri} can be loaded: {cause}; `skerry doctor {uri}` says how to go on"
                 ) from cause
+            self.passed_over = candidate.passed_over
             sources: list[State | None] = [None]
             if self._near is not None and joins and candidate.evidence.states:
                 sources.insert(0, self._near_state(self._near, candidate.manifest))
@@ -121,19 +125,21 @@ class CheckpointLoader:
                     work = 0.0 if last is None else last.record.work
                     yield _Candidate(manifest=manifest, evidence=evidence, work=work)
 
-    def _undisputed_first(self, candidates: Iterator[_Candidate], *, disputed: bool) -> Iterator[_Candidate]:
-        """Yields those last, or not at all, of whose state receipts without a majority report several values.
+    def _undisputed_first(self, candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:
+        """Yields those last of whose state receipts without a majority report several values.
 
         One before them from which the log can be followed gives the right state, whichever of those that is.
         """
-        later: list[_Candidate] = []
+        disputed: list[_Candidate] = []
+        newest = 0
         for candidate in candidates:
             number = 0 if candidate.manifest is None else candidate.manifest.round
             if len(candidate.evidence.states) > 1:
-                later.append(candidate)
-            elif not later or self._leads_on(number, number):
-                yield candidate
-        yield from later if disputed else ()
+                disputed.append(candidate)
+                newest = max(newest, number)
+            elif not disputed or self._leads_on(number, number):
+                yield candidate.model_copy(update={"passed_over": newest})
+        yield from disputed
 
     def _read_closing_commit(self, manifest: CheckpointManifest) -> Stored[Commit] | None:
         """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless it is of this log."""

@@ -99,6 +99,8 @@ class Recorder:
         self._comparisons = ReceiptComparisons(self._divergence, state, self._train, self._pool)
         self.is_recomputing = False
         """It follows rounds that it has recorded before, to find out if its state was right."""
+        self.follows_to = 0
+        """Up to so many closed rounds the log gives the right state, and a newer checkpoint may not have it."""
 
     def record(self, position: LogPosition, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
         """Writes the receipt of the round just closed, and its checkpoint in turn. Call while state is stable.
@@ -206,16 +208,13 @@ class Recorder:
         return list(self._train.broadcast_from_rank0("list", lambda: tuple(self.complete(self._log.store))))
 
     def load_newest(
-        self,
-        beyond: int = -1,
-        writers: Collection[str] | None = None,
-        *,
-        undisputed: int | None = None,
-        disputed: bool = True,
+        self, beyond: int = -1, writers: Collection[str] | None = None, *, undisputed: int | None = None
     ) -> LogPosition:
         """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm; see `CheckpointLoader`."""
         self.is_recomputing = False
-        return self._loader.load_newest(beyond, writers, undisputed, disputed=disputed)
+        loaded = self._loader.load_newest(beyond, writers, undisputed)
+        self.follows_to = self._loader.passed_over
+        return loaded
 
     def heal(self, position: LogPosition) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
@@ -253,7 +252,7 @@ class Recorder:
             self._divergence.cannot_recompute()
             return self.heal(position)
         self._divergence.recomputing(self._recorded)
-        self.is_recomputing = True
+        self.is_recomputing, self.follows_to = True, self._recorded
         return loaded
 
     def _record_again(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:

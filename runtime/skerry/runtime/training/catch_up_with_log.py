@@ -165,16 +165,16 @@ class LogFollower:
         self.rescue.help_peers_behind(self.position)
 
     def _may_jump(self) -> bool:
-        """False while rounds are followed to recompute this replica's state, unless one cannot be followed."""
-        return self._unreadable is not None or not self.recorder.is_recomputing
+        """False while rounds are followed for a state that is surely right, unless one cannot be followed."""
+        return self._unreadable is not None or self.position.round >= self.recorder.follows_to
 
     def _jump(self) -> bool:
-        """Load a newer checkpoint, if one exists and can be read; a disputed one only if the log cannot be followed."""
+        """Load a newer checkpoint, if one exists and can be read."""
         checkpoints = self.recorder.checkpoints() if self.recorder.has_state else []
         if not checkpoints or checkpoints[0] <= self.position.round:
             return False
         try:
-            self.move_to(self.recorder.load_newest(self.position.round, disputed=self._unreadable is not None))
+            self.move_to(self.recorder.load_newest(beyond=self.position.round))
         except Corrupt:  # logged by the recorder; the log may still be followed
             return False
         self.trainer.take_shared()
