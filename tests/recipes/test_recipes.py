@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.recipes.recipe_run import KILLED, ROUNDS, STEPS, RecipeRun, wandb_records
+from tests.support.command_line import invoke
 
 from skerry.infra.cli import recipes_for_init
 
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 PEAK: Final = 3e-3
 TOTAL: Final = ROUNDS * STEPS
+# The held-out loss of a recipe, by the name that its framework gives it.
+HELD_OUT: Final = {"hf": "eval_loss", "lightning": "val_loss"}
 
 
 def constant(_: int) -> float:
@@ -79,6 +82,8 @@ def test_recipe_trains_and_a_killed_replica_rejoins(tmp_path: Path, recipe: str,
         assert_data_position(run)
     if recipe == "hf":
         assert_losses_of_the_trainer(run)
+    if recipe in HELD_OUT:
+        assert_held_out_loss(run, HELD_OUT[recipe])
 
 
 def assert_data_position(run: RecipeRun) -> None:
@@ -97,6 +102,16 @@ def assert_losses_of_the_trainer(run: RecipeRun) -> None:
     recorded = run.telemetry("loss")[KILLED]
     assert logged
     assert logged == pytest.approx(recorded[-len(logged) :], rel=0.01)
+
+
+def assert_held_out_loss(run: RecipeRun, name: str) -> None:
+    """The replica that evaluates after five rounds has recorded it, and the report takes it as held out."""
+    metrics = run.telemetry("metrics")
+    assert metrics == {"local-0": [{}] * 5 + [{name: metrics["local-0"][5][name]}] + [{}] * 2, KILLED: [{}] * ROUNDS}
+    assert 0 < metrics["local-0"][5][name] < run.telemetry("loss")["local-0"][0]
+    page = run.spec.parent / "page.html"
+    invoke("report", run.spec, "--output", page)
+    assert f"Held-out {name}: " in page.read_text()
 
 
 def test_mixed_precision_with_float16_scales_the_loss(tmp_path: Path) -> None:

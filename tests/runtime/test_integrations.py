@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from skerry.runtime.contract import Contract
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Outcome
+from skerry.runtime.log.records import MAX_METRICS, Outcome
 from skerry.runtime.replica import connect
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from skerry.runtime.store import Store
@@ -36,7 +37,9 @@ def begin(tmp_path: Path, **changes: object) -> Store:
     return store
 
 
-def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options: Any) -> Outcome:
+def fit(
+    tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, validates: Sequence[str] = (), **options: Any
+) -> Outcome:
     """Train replica r-0 in a Trainer, until the script ends. Returns its outcome."""
     from skerry.runtime.integrations.lightning import DiLoCoCallback  # noqa: PLC0415  takes seconds
 
@@ -47,7 +50,13 @@ def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options:
             self.automatic_optimization = optimizers == 1
 
         def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-            return self.net(batch[0]).square().mean()
+            loss: torch.Tensor = self.net(batch[0]).square().mean()
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
+            for name in validates:
+                self.log(name, self.net(batch[0]).square().mean())
 
         def configure_optimizers(self) -> Any:
             return [torch.optim.SGD(self.parameters(), lr=0.01) for _ in range(optimizers)]
@@ -56,7 +65,8 @@ def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options:
     data = DataLoader(TensorDataset(torch.ones(64, 4)), 4)
     try:
         with connect(contract.environment()) as replica:
-            replica.evaluate(lambda: {"val_loss": 2.0}, every=2)
+            if not validates:
+                replica.evaluate(lambda: {"val_loss": 2.0}, every=2)
             module = Module()
             count = options.pop("fragments", 1)
             fragments = list(module.net)[:count] if count > 1 else None
@@ -71,7 +81,7 @@ def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options:
                 enable_model_summary=False,
                 **options,
             )
-            trainer.fit(module, data)
+            trainer.fit(module, data, data if validates else None)
     except SystemExit:
         if optimizers > 1:  # then it has not joined the run
             raise
@@ -88,6 +98,27 @@ def test_trainer_ends_with_the_run(tmp_path: Path, pl: Any) -> None:
     evaluated = {"val_loss": 2.0}
     assert [each.metrics for each in telemetry] == [{}, {}, evaluated]
     assert outcome.metrics == evaluated, "also after the last round"
+
+
+def test_what_a_validation_logs_is_recorded(tmp_path: Path, pl: Any) -> None:
+    store = begin(tmp_path)
+    outcome = fit(tmp_path, pl, validates=["loss", "accuracy", "x" * 1000], val_check_interval=4, limit_val_batches=2)
+    telemetry = [each.telemetry for each in contributions(store) if each.telemetry is not None]
+    names = {"val_loss", "accuracy"}  # not `loss`, which is the training's, and not what the training has logged
+    assert [each.metrics.keys() for each in telemetry] == [set(), names, names]
+    assert outcome.metrics is not None
+    assert outcome.metrics.keys() == names, "also after the last round"
+    losses = [each.metrics["val_loss"] for each in telemetry[1:]] + [outcome.metrics["val_loss"]]
+    assert losses == sorted(losses, reverse=True)
+    assert telemetry[0].loss is not None
+    assert losses[0] < telemetry[0].loss
+
+
+def test_as_many_figures_of_a_validation_are_recorded_as_fit(tmp_path: Path, pl: Any) -> None:
+    begin(tmp_path)
+    many = [f"figure {number}" for number in range(MAX_METRICS)]
+    outcome = fit(tmp_path, pl, validates=[*many, "valid_loss"], val_check_interval=4, limit_val_batches=1)
+    assert (outcome.status, [*(outcome.metrics or {})]) == ("done", ["valid_loss", *many[:-1]])
 
 
 def test_trainer_that_starts_after_the_last_round_ends_as_done(tmp_path: Path, pl: Any) -> None:

@@ -114,7 +114,8 @@ def _course(curve: Curve) -> str:
 
 
 def _held_out(facts: ReportFacts) -> Iterator[str]:
-    curves = [curve for curve in facts.metrics if curve.held_out]
+    held_out = [curve for curve in facts.metrics if curve.held_out]
+    curves = sorted(held_out, key=lambda curve: "loss" not in curve.name.lower())
     if facts.closed and not curves:
         yield "No held-out loss was logged: `replica.log(val_loss=...)` or `replica.evaluate` in the script adds one."
     for curve in curves[:2]:

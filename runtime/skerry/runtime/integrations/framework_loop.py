@@ -8,8 +8,8 @@ here knows a framework.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -18,12 +18,15 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.errors import Invalid, Retryable, RunFinished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
     from skerry.runtime.manager import ObjectStoreManager
     from skerry.runtime.replica import Replica
+
+# Under these names the record has the training loss and its tokens.
+_TRAINING: Final = frozenset({"loss", "tokens"})
 
 
 class FrameworkLoop:
@@ -93,6 +96,18 @@ class FrameworkLoop:
             raise Invalid(f"outer.weighting is tokens, and the trainer counts none: {self._count_tokens}")
         self._replica.log(loss=None if self._loss is None else float(self._loss), tokens=self._tokens)
         self._loss, self._tokens = None, 0
+
+    def record_evaluation(self, metrics: Mapping[str, object]) -> None:
+        """Record what the framework has measured on held-out data, in the round that begins or with the run's end.
+
+        Under the framework's names, except that `loss` becomes `val_loss`. Only numbers, and losses first: what is
+        beyond the limits of a record is left out, because the script does not choose it. Nothing before `begin`.
+        """
+        numbers = [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))]
+        for name, value in sorted(numbers, key=lambda item: "loss" not in item[0].lower()):
+            if self._manager is not None:
+                with suppress(Invalid):  # too many, or too long a name
+                    self._manager.report_metrics({f"val_{name}" if name in _TRAINING else name: value})
 
     @property
     def is_over(self) -> bool:

@@ -9,7 +9,7 @@ schedule and the loop; the callback makes the rest. docs/recipes.md has the trap
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from transformers import TrainerCallback
 from typing_extensions import override
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from skerry.runtime.replica import Replica
+
+# The Trainer adds them to the figures of an evaluation; they are not about the model.
+_NOT_OF_THE_MODEL: Final = ("epoch", "num_input_tokens_seen", "_runtime", "_per_second", "_time", "_delta")
 
 
 class DiLoCoCallback(TrainerCallback):
@@ -112,9 +115,18 @@ class DiLoCoCallback(TrainerCallback):
         self._logged_step, self._steps_since_log = state.global_step, 0
 
     @override
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The evaluation is over."""
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """The evaluation is over: record `eval_loss` and the other figures of the model."""
         self._loop.resume()
+        of_model = {name: value for name, value in (metrics or {}).items() if not name.endswith(_NOT_OF_THE_MODEL)}
+        self._loop.record_evaluation(of_model)
 
     @override
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -45,6 +45,7 @@ class DiLoCoCallback(Callback):
         super().__init__()
         self._loop = FrameworkLoop(replica, fragments, "give the callback tokens=lambda batch: ...")
         self._tokens_of = tokens
+        self._before_validation: dict[str, torch.Tensor] = {}
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,11 +94,17 @@ class DiLoCoCallback(Callback):
         """The validation is no training time."""
         if not trainer.sanity_checking:
             self._loop.pause()
+            self._before_validation = dict(trainer.callback_metrics)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The validation is over."""
+        """The validation is over: record what the module has logged in it, such as `val_loss`."""
         self._loop.resume()
+        if not trainer.sanity_checking:
+            # Lightning has one dictionary for training and validation, and a validation puts new tensors into it.
+            before, self._before_validation = self._before_validation, {}
+            after = trainer.callback_metrics.items()
+            self._loop.record_evaluation({name: value.item() for name, value in after if before.get(name) is not value})
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -21,6 +21,8 @@ class Counting(Dataset[dict[str, torch.Tensor]]):
 
 with connect() as replica:
     data = Counting()
+    held_out = range(0, len(data), 16)  # no replica trains on these
+    training = [place for place in range(len(data)) if place not in held_out]
     shape = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     trainer = Trainer(
@@ -43,8 +45,8 @@ with connect() as replica:
             disable_tqdm=True,
             report_to="none",
         ),
-        train_dataset=Subset(data, replica.shard(range(len(data)))),
-        eval_dataset=Subset(data, range(64)),
-        callbacks=[DiLoCoCallback(replica)],
+        train_dataset=Subset(data, replica.shard(training)),
+        eval_dataset=Subset(data, held_out[:64]),
+        callbacks=[DiLoCoCallback(replica)],  # also records the eval_loss, for `skerry report`
     )
     trainer.train()  # `skerry export` writes the trained parameters to a file

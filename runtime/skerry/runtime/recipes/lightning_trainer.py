@@ -41,7 +41,8 @@ data = TensorDataset(x, x.sin())
 with connect() as replica:
     pl.seed_everything(0)
     module = Sine(replica.total_steps or 10_000)
-    mine = Subset(data, replica.shard(range(len(data))))
+    held_out = range(0, len(data), 100)  # no replica trains on these
+    mine = Subset(data, replica.shard([place for place in range(len(data)) if place not in held_out]))
     trainer = pl.Trainer(
         accelerator="auto",
         devices=1,
@@ -54,9 +55,10 @@ with connect() as replica:
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
+        # It also records the val_loss, for `skerry report`.
         callbacks=[DiLoCoCallback(replica, tokens=lambda batch: len(batch[0]))],
     )
     order = torch.Generator().manual_seed(replica.index)
-    held_out = DataLoader(Subset(data, range(0, 10_000, 100)), BATCH)
-    trainer.fit(module, DataLoader(mine, BATCH, shuffle=True, generator=order), held_out)
+    batches = DataLoader(mine, BATCH, shuffle=True, generator=order)
+    trainer.fit(module, batches, DataLoader(Subset(data, held_out), BATCH))
     # `skerry export` writes the trained parameters to a file
