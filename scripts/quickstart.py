@@ -26,6 +26,7 @@ from skerry.infra.local import up
 from skerry.infra.local.destroy import destroy
 from skerry.infra.local.up_destroy_events import LogLines
 from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.observe.history import read_history
 from skerry.infra.run import check_machine_and_store
 from skerry.infra.spec_and_store_errors import SpecInvalid
 from skerry.runtime import export
@@ -222,7 +223,7 @@ def _verdict(
         kills=story.kills,
         restarts=sum(result.restarts for result in summary.results),
         lost_rounds=len(set(range(rounds)) - closed),
-        digests_equal=digests_equal(store, rounds),
+        digests_equal=digests_equal(read_history(store).rounds, rounds),
         loss_first=_mean(outcome.loss_first for outcome in first if outcome is not None),
         loss_last=_mean(replica.loss for replica in summary.view.replicas),
         held_out=_mean(story.held_out.values()),

@@ -16,11 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pytest
 from tests.infra.report.browser import Browser, require
 
-from skerry.infra.observe.digests_agree import digests_equal
-from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Receipt
-from skerry.runtime.store import Store, open_store
-
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -37,25 +32,6 @@ def script() -> ModuleType:
     sys.modules["quickstart"] = module  # its dataclasses look themselves up there
     result.loader.exec_module(module)
     return module
-
-
-def receipt(store: Store, number: int, slot: str, state: str) -> None:
-    text = Receipt(
-        run="0" * 32,
-        round=number,
-        slot=slot,
-        incarnation=0,
-        commit=GENESIS,
-        averages=("1" * 32,),
-        state=state * 32,
-        scope="fragments",
-        contributed=True,
-        uploaded_bytes=0,
-        downloaded_bytes=0,
-        requests=0,
-        seconds={},
-    )
-    store.create(keys.receipt(number, slot), text.to_bytes())
 
 
 class Quickstart(NamedTuple):
@@ -176,27 +152,6 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(
     output, errors = capsys.readouterr()
     assert expected in errors
     assert not output
-
-
-def test_digests_are_equal_if_receipts_agree_up_to_the_last_round(tmp_path: Path) -> None:
-    store = open_store(tmp_path.as_uri())
-    for number in range(2):
-        for slot in ("r-0", "r-1"):
-            receipt(store, number, slot, "a")
-    assert digests_equal(store, 2)
-    assert not digests_equal(store, 3), "the third round has no receipts"
-    receipt(store, 2, "r-0", "a")
-    assert not digests_equal(store, 3), "the third round has one receipt, which is compared with nothing"
-    for slot in ("r-0", "r-1"):
-        receipt(store, 3, slot, "a")
-    assert digests_equal(store, 4), "r-1 was killed before its receipt of the third round, and was there at the end"
-
-
-def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
-    store = open_store(tmp_path.as_uri())
-    for slot, state in [("r-0", "a"), ("r-1", "a"), ("r-2", "b")]:
-        receipt(store, 0, slot, state)
-    assert not digests_equal(store, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}, {"exported": 2.6}])

@@ -15,6 +15,7 @@ from tests.kit.managers import contributions, wait_for
 from tests.support.command_line import invoke
 
 from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.observe.history import read_history
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Member
 from skerry.runtime.store import open_store
@@ -88,7 +89,7 @@ class RecipeRun:
         summary = json.loads(up.output.splitlines()[-1])
         restarts = {result["slot"]: (result["fate"], result["restarts"]) for result in summary["results"]}
         assert restarts == {"local-0": ("done", 0), KILLED: ("done", 0 if kill_after is None else 1)}, up.output
-        assert digests_equal(self.store, ROUNDS)
+        assert digests_equal(read_history(self.store).rounds, ROUNDS)
 
     def log_of(self, slot: str, start: int = 0) -> str:
         """Everything that one start of a replica has written."""

@@ -1,4 +1,4 @@
-"""The requests of `skerry report` for a run that is in roll-ups.
+"""The requests of `skerry report` and `skerry status` for a run that is in roll-ups.
 
 Those of 10,000 rounds and 64 replicas are computed from two smaller runs: drawing it would take a minute.
 """
@@ -44,3 +44,12 @@ def test_full_report_of_a_long_run_reads_its_records(tmp_path: Path, monkeypatch
     count, text = requests(rolled_up, page, monkeypatch, "--full")
     assert count > 3 * 6, "the records of the three rounds that have any"
     assert "are drawn from roll-ups" not in text
+
+
+def test_status_of_a_long_run_reads_missing_rounds_from_roll_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    rolled_up = RolledUpRun(3000, 2)
+    monkeypatch.setattr(open_run, "open_store", lambda *_, **__: rolled_up.store)
+    result = invoke("status", "s3://bucket/run")
+    assert result.exit_code == 0, result.output
+    assert "missing in 30 of 3000 rounds" in result.output
+    assert rolled_up.store.requests < 2 * (30 + 2 * 2 + 7) + 60, "the history twice, and one look"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from tests.infra.observe.rolled_up_run import RolledUpRun
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
 
@@ -84,3 +85,14 @@ def test_summary_has_the_last_view_if_the_store_cannot_be_read(error: BaseExcept
     last = replace(VIEW, closed=2)
     summary = local_run(EndedReplicas([ReplicaFate.STOPPED], last_view=last), VIEW, error).supervise()
     assert (summary.view, summary.ok, summary.unseen) == (last, False, str(error) or "KeyboardInterrupt")
+
+
+def test_end_of_a_long_run_compares_its_digests_for_few_requests() -> None:
+    rolled_up = RolledUpRun(300, 2)
+    finished = replace(VIEW, closed=300, rounds=300)
+    run = replace(local_run(EndedReplicas([]), finished), store=rolled_up.store)
+    summary = run.supervise()
+    assert (summary.ok, summary.digests_equal) == (True, True)
+    assert summary.participation is not None
+    assert summary.participation.replicas[0].missing == (96, 196, 296)
+    assert rolled_up.store.requests == 3 + 2 * 2 + 7, "those of the history alone"

@@ -14,7 +14,7 @@ from skerry.infra.spec.store_uri import FILE
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.errors import Corrupt, Invalid, SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.read_rounds import find_closed
+from skerry.runtime.log.read_rounds import count_single_rounds, find_closed
 from skerry.runtime.log.records import Heartbeat
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import MirrorState
     from skerry.runtime.store import Store
 
-# Each has a contribution and a receipt to read: some ten seconds from a bucket.
+# Each that is in no roll-up has a contribution and a receipt to read: some ten seconds from a bucket.
 _MOST_ROUNDS_OF_REPLICAS: Final = 5000
 
 # One listing returns so many commits: a mirror that is further behind costs one for each thousand rounds.
@@ -110,7 +110,12 @@ def _newest_checkpoint(store: Store) -> int | None:
 
 
 def participation_so_far(store: Store, view: RunView) -> list[str]:
-    """The lines of `participation_lines`; for a long run, the command that reads it. Raises what the store raises."""
-    if view.closed * len(view.replicas) > _MOST_ROUNDS_OF_REPLICAS:
+    """The lines of `participation_lines`; the command that reads it, for a long run without roll-ups.
+
+    Raises what the store raises.
+    """
+    # A short run costs no listing.
+    is_long = view.closed * len(view.replicas) > _MOST_ROUNDS_OF_REPLICAS
+    if is_long and count_single_rounds(store, view.closed) * len(view.replicas) > _MOST_ROUNDS_OF_REPLICAS:
         return [f"`skerry doctor {view.uri}` reads which replicas took part in which of the {view.closed} rounds"]
     return participation_lines(read_participation(store), view.rounds) if view.closed else []

@@ -6,7 +6,7 @@ Usable without the command line, in the main thread.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
@@ -20,7 +20,7 @@ from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
+from skerry.infra.observe.read_participation import ParticipationFollower, participation_of
 from skerry.infra.run import code_archive
 from skerry.infra.run.change_run_settings import expect_slots
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from skerry.infra.local.replica_env_secrets_and_data import ReplicaInputs
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.up_destroy_events import Event
-    from skerry.infra.observe.participation import Participation
     from skerry.infra.observe.read_changed_settings import RunSettings
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
@@ -84,14 +83,7 @@ class LocalRun:
         began = self.clock.now()
         view, unseen = self.read_view(), None
         if view.finished:
-            return Summary(
-                ok=True,
-                view=view,
-                results=(),
-                wall_s=self.clock.now() - began,
-                digests_equal=self._digests_equal(view),
-                participation=self._participation(),
-            )
+            return self._summary(view, ok=True, wall_s=self.clock.now() - began)
         with stop_on_signals(self.supervisor):
             results = self.supervisor.run(view)
         try:
@@ -101,27 +93,25 @@ class LocalRun:
             view, unseen = self.supervisor.last_view or view, in_short(error)
         endless = self.run.rounds is None and all(result.fate is ReplicaFate.DONE for result in results)
         wall_s = self.clock.now() - began
-        return Summary(
-            ok=view.finished or endless,
-            view=view,
-            results=results,
-            wall_s=wall_s,
-            unseen=unseen,
-            digests_equal=self._digests_equal(view),
-            participation=self._participation(),
-        )
+        return self._summary(view, results, ok=view.finished or endless, wall_s=wall_s, unseen=unseen)
 
-    def _participation(self) -> Participation | None:
+    def _summary(
+        self,
+        view: RunView,
+        results: tuple[ReplicaResult, ...] = (),
+        *,
+        ok: bool,
+        wall_s: float,
+        unseen: str | None = None,
+    ) -> Summary:
+        """Add what the history shows, if it can be read."""
+        summary = Summary(ok=ok, view=view, results=results, wall_s=wall_s, unseen=unseen)
         try:
-            return read_participation(self.store)
+            history = read_history(self.store)
         except (SkerryError, KeyboardInterrupt):  # the summary shows it as unknown
-            return None
-
-    def _digests_equal(self, view: RunView) -> bool | None:
-        try:
-            return digests_equal(self.store, view.closed)
-        except (SkerryError, KeyboardInterrupt):  # the summary shows it as unknown
-            return None
+            return summary
+        equal = digests_equal(history.rounds, view.closed)
+        return replace(summary, digests_equal=equal, participation=participation_of(history))
 
 
 @dataclass(frozen=True, kw_only=True)

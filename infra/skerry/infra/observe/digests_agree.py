@@ -1,29 +1,23 @@
-"""Compares the receipts of a run's replicas: equal digests in every round."""
+"""Compares the receipts of a run's replicas: equal digests in every round. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.runtime.log import keys
-from skerry.runtime.log.records import Receipt
-
 if TYPE_CHECKING:
-    from skerry.runtime.store import Store
+    from collections.abc import Sequence
+
+    from skerry.runtime.log.summarize_round import RoundHistory
 
 
-def digests_equal(store: Store, rounds: int) -> bool:
-    """True if the receipts of each of the first `rounds` are equal, and the last has those of at least two replicas.
+def digests_equal(rounds: Sequence[RoundHistory], closed: int) -> bool:
+    """True if the receipts of each closed round are equal, and the last has those of at least two replicas.
 
     An earlier round may have fewer: a replica that is killed before its receipt writes none for the round that it
     loads from a checkpoint. The digests of the last round cover the state that all earlier ones have led to.
-    False if `rounds` is 0. Raises what the store raises, and Corrupt.
+    rounds: in order, later ones are left out. False if none is closed, or the records of the last one are missing.
     """
-    digests: dict[int, set[object]] = {}
-    at_end = 0
-    for entry in store.list(keys.RECEIPTS):
-        number = keys.round_of(entry.key)
-        if number < rounds and (data := store.read(entry.key)) is not None:
-            receipt = Receipt.parse(data, entry.key)
-            digests.setdefault(number, set()).add((receipt.commit, receipt.averages, receipt.scope, receipt.state))
-            at_end += number == rounds - 1
-    return at_end > 1 and all(len(of_round) == 1 for of_round in digests.values())
+    compared = [item for item in rounds if item.round < closed]
+    if not compared or compared[-1].round != closed - 1 or compared[-1].averages_equal is None:
+        return False
+    return not any(item.averages_equal is False or item.state_equal is False for item in compared)

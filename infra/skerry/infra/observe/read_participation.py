@@ -15,6 +15,7 @@ from skerry.infra.observe.participation import count_parts, ranges
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from skerry.infra.observe.history import RunHistory
     from skerry.infra.observe.observer import Observer
     from skerry.infra.observe.participation import Participation, ReplicaParticipation
     from skerry.runtime.log.summarize_round import ReplicaRound, RoundHistory
@@ -29,7 +30,11 @@ _RECEIPTS_TRAIL: Final = 2
 
 def read_participation(store: Store) -> Participation:
     """The part of each replica in all closed rounds. Reads what `read_history` reads."""
-    history = read_history(store)
+    return participation_of(read_history(store))
+
+
+def participation_of(history: RunHistory) -> Participation:
+    """The part of each replica in all closed rounds, from a history that was read."""
     return count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
 
 

@@ -224,6 +224,15 @@ def cover(listed: Sequence[range], begin: int = 0) -> list[range]:
     return chosen
 
 
+def count_single_rounds(store: Store, closed: int) -> int:
+    """The number of the first `closed` rounds that are in no roll-up. One listing."""
+    end = count = 0
+    for rounds in cover([rounds for rounds in list_roll_ups(store) if rounds.stop <= closed]):
+        count += max(0, rounds.start - end)
+        end = rounds.stop
+    return count + closed - end
+
+
 def _covering(store: Store, run: str, listed: Sequence[range]) -> Iterator[RollUp]:
     """The roll-ups of `cover` in order, without those that cannot be used; these are replaced by others if possible."""
     end, usable = 0, list(listed)
