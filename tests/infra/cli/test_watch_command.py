@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.infra.runs import environment, write_spec
+from tests.kit.protocol import heartbeat
 from tests.kit.records import receipt
 from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
@@ -80,6 +81,20 @@ def test_watch_of_a_finished_run_ends_with_its_summary(fleet: Fleet) -> None:
     assert any(line.startswith("warning: a-1: missing in 5 of 8 rounds (3-7)") for line in lines)
     looks = invoke("watch", fleet.store.uri, "--json").stdout.splitlines()
     assert [json.loads(line)["closed"] for line in looks] == [8]
+
+
+def test_watch_and_status_end_with_the_same_warnings(fleet: Fleet) -> None:
+    for number in range(4, 8):
+        fleet.train(number, "a-0")
+    fleet.end("a-0")
+    left = heartbeat("a-1", run=fleet.nonce, round=3, phase="left", notice="the machine is taken away")
+    fleet.store.replace(keys.heartbeat("a-1"), left.to_bytes())
+    watched, status = (
+        [line for line in invoke(command, fleet.store.uri).output.splitlines() if line.startswith("warning: ")]
+        for command in ("watch", "status")
+    )
+    assert watched == status
+    assert watched == ["warning: a-1: missing in 5 of 8 rounds (3-7): the machine is taken away"]
 
 
 def test_missing_run_and_spec_are_named(tmp_path: Path) -> None:

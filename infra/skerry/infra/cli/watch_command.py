@@ -31,8 +31,7 @@ from skerry.infra.cli.supervisor_output_text import note
 from skerry.infra.local.up_destroy_events import RoundsMissed
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.participation import count_parts
-from skerry.infra.observe.read_participation import ParticipationFollower
+from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run.run_record import require_settings
 from skerry.infra.spec_and_store_errors import in_short
 from skerry.runtime.clock import SystemClock
@@ -198,8 +197,7 @@ def _end_lines(store: Store, view: RunView, *, over: bool) -> list[str]:
     lines = [f"{view.run}: {progress(view)}", f"receipts: {agreement_text(view)}"]
     if not over:
         return [*lines, f"the run goes on without this screen: skerry watch {view.uri}"]
-    history = read_history(store)
-    return [*lines, *participation_lines(count_parts(history.run.slots, history.rounds, history.starts), view.rounds)]
+    return [*lines, *participation_lines(read_participation(store), view.rounds)]
 
 
 def _interrupt() -> None:
