@@ -254,7 +254,9 @@ def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
         f"  rounds: 3 -> 9 ({path}:6:17); `skerry extend --rounds 9` changes it",
         "  lr: 0.7 -> 0.1 (--set outer.lr=0.1); `skerry extend --outer-lr 0.1` changes it",
     ]
-    assert invoke("up", path).exit_code == 2
+    refused = invoke("up", path, "--set=outer.lr=0.1", "--set=replicas[0].count=1")
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines() == [first, *differences]
 
 
 def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:

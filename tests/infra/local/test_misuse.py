@@ -68,7 +68,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.slow
 def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
     assert ended.code == 3, ended.output
-    assert f"{ROUNDS} of {ROUNDS} rounds; all 6 replicas in 2 of them" in ended.output
+    assert f"{ROUNDS} of {ROUNDS} rounds; all 6 replicas in 1 of them" in ended.output
     assert ended.lines("done in", "but not by all replicas (exit code 3)")
     assert ended.lines("  a-0: in all 8 rounds, loss ", " tokens, ")
     assert ended.lines("[a-0] a-0 is done")
@@ -80,7 +80,7 @@ def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
     ("slot", "why"),
     [
         ("a-1", rf"ValueError: bad sample in shard 17 \(train.py:{line_of('raise ValueError')}, round 3\)"),
-        ("a-2", r"NaN or infinity in the pseudo-gradient of parameter 'weight' .*\(rounds 3-7\)"),
+        ("a-2", r"NaN or infinity in the pseudo-gradient of parameter 'weight' .*\(rounds 1-7\)"),
         ("a-3", rf"killed \(signal SIGKILL\); if not by a person, then {MEMORY}"),
         ("a-4", rf"RuntimeError: .* \(train.py:{line_of('torch.empty')}, round 3\); {MEMORY}"),
         ("a-5", rf"it came too late for rounds 2[-, \d]+; {re.escape(SLOW)}"),
@@ -107,6 +107,20 @@ def test_rounds_of_evaluations_went_on_without_the_replica(ended: Ended) -> None
     evaluated = [number for number, part in parts.items() if part.telemetry and "val_loss" in part.telemetry.metrics]
     assert evaluated == [100 * number // SYNC_EVERY for number in (1, 2, 3)]
     assert {parts[number].part for number in evaluated} == {"late"}
+
+
+@pytest.mark.slow
+def test_first_round_that_ends_early_is_a_warning_with_a_remedy(tmp_path: Path) -> None:
+    ended = up_to_its_end(tmp_path, {"a-1": "cut"})
+    assert ended.code == 0, ended.output
+    (line,) = ended.lines("[a-1]", "round_ended_early")
+    assert re.search(
+        r"WARNING round_ended_early round=3 slot=a-1 steps=20 share=0\.4 why=.*the others wait, and this replica has "
+        r"40% of their inner steps, which it contributes; it has evaluated for \d+ s of this round: evaluate on less "
+        r"data or in fewer rounds, or choose a larger sync_every",
+        line,
+    ), line
+    assert not ended.lines("warning: a-1"), "one round is no pattern"
 
 
 @pytest.fixture

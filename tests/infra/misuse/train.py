@@ -2,11 +2,12 @@
 
 usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named trains all rounds.
     raise       raises an exception in round 3
-    nan         its loss is NaN from the fourth round on
+    nan         its loss is NaN from step 61 on
     shape       has a wider model than the others
     kill        is killed in round 3
     memory      allocates more than the machine has, in round 3
     limit:GROUP joins this group of processes, whose memory is limited, and uses more, in round 3
+    cut         evaluates within a round, after 20 steps of round 3, for longer than the others train
     evaluate    evaluates in its training loop, after every 100 steps, for longer than the others wait
 """
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from skerry.runtime.manager import ObjectStoreManager
 
 ROUND_3 = 3
+CUT_AFTER = 20
+NAN_FROM = 61
 EVALUATE_EVERY = 100
 HELD_OUT = torch.linspace(-1.0, 1.0, 64 * 8).view(64, 8)
 
@@ -74,8 +77,11 @@ def main() -> None:
                     exceed_limit(behaviour.removeprefix("limit:"))
                 if step and step % EVALUATE_EVERY == 0 and behaviour == "evaluate":
                     replica.log(val_loss=evaluate(model, manager))
+                if behaviour == "cut" and step == ROUND_3 * run.sync_every + CUT_AFTER:
+                    with replica.evaluating():
+                        replica.log(val_loss=evaluate(model, manager))
                 loss = model(torch.randn(4, 8)).square().mean()
-                if behaviour == "nan" and step >= ROUND_3 * run.sync_every:
+                if behaviour == "nan" and step >= NAN_FROM:
                     loss = loss * float("nan")
                 inner.zero_grad()
                 loss.backward()
