@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -123,12 +123,15 @@ def test_first_round_that_ends_early_is_a_warning_with_a_remedy(tmp_path: Path) 
     assert not ended.lines("warning: a-1"), "one round is no pattern"
 
 
-@pytest.fixture
-def limited() -> Iterator[Path]:
-    """A group of processes that the kernel ends when they use more than 128 MiB, below the group of this process."""
+@contextmanager
+def limited_memory(cgroups: Path) -> Iterator[Path]:
+    """A group of processes that the kernel ends when they use more than 128 MiB, below the group of this process.
+
+    Skips a test where there is no right to make one; fails it if SKERRY_TEST_CGROUPS is `required`.
+    """
     groups = [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for controller, path in groups:
-        parent = Path("/sys/fs/cgroup", controller, path.lstrip("/"))
+        parent = cgroups / controller / path.lstrip("/")
         # In version 2 a group with processes has no limited groups below it: only beside it.
         parent = parent if controller else parent.parent
         group = parent / f"skerry-test-{os.getpid()}"
@@ -142,7 +145,24 @@ def limited() -> Iterator[Path]:
             finally:
                 group.rmdir()
             return
-    pytest.skip("no right to limit the memory of processes here")
+    if os.environ.get("SKERRY_TEST_CGROUPS") == "required":
+        pytest.fail("a right to limit the memory of processes is required, and there is none")
+    pytest.skip("no right to limit the memory of processes; `scripts/test` as root has one where cgroups are writable")
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    with limited_memory(Path("/sys/fs/cgroup")) as group:
+        yield group
+
+
+@pytest.mark.parametrize(("variable", "outcome"), [("", pytest.skip.Exception), ("required", pytest.fail.Exception)])
+def test_missing_right_to_limit_memory_is_a_failure_if_required(
+    variable: str, outcome: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKERRY_TEST_CGROUPS", variable)
+    with pytest.raises(outcome), limited_memory(tmp_path / "none"):
+        pass
 
 
 @pytest.mark.slow
