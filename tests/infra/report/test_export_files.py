@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.report.histories import BEGAN, SmallRun, eventful
+from tests.kit.records import outcome
 
 from skerry.infra.report.export_files import EVENTS, write_csv, write_json, write_tensorboard
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from skerry.infra.observe.history import RunHistory
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -47,6 +51,33 @@ def test_csv_has_a_row_for_each_replica_and_round(tmp_path: Path) -> None:
     assert float(first["metric.val_loss"]) == pytest.approx(float(first["loss"]) + 0.1)
     absent = next(row for row in rows if row["part"] == "absent")
     assert (absent["round"], absent["replica"], absent["loss"], absent["start"]) == ("20", "west-1", "", "")
+
+
+def ended() -> RunHistory:
+    """A run of five rounds after which two replicas have evaluated; one has also evaluated before an extension."""
+    history = SmallRun(rounds=5, slots=("a-0", "a-1", "a-2")).history()
+    rounds = (5, 5, 3)
+    starts = tuple(
+        replace(start, ended_at=BEGAN + 110, outcome=outcome(start.slot, round=number, metrics={"val_loss": 1.5}))
+        for start, number in zip(history.starts, rounds, strict=True)
+    )
+    return replace(history, starts=starts)
+
+
+def test_csv_has_the_evaluation_after_the_last_round(tmp_path: Path) -> None:
+    assert write_csv(ended(), tmp_path / "run.csv") == 5 * 3 + 2
+    last = rows_of(tmp_path / "run.csv")[-2:]
+    given = [{name: value for name, value in row.items() if value} for row in last]
+    common = {"round": "5", "closed_at": str(BEGAN + 110), "part": "end", "start": "0", "metric.val_loss": "1.5"}
+    assert given == [{**common, "replica": "a-0"}, {**common, "replica": "a-1"}]
+
+
+def test_tensorboard_has_the_evaluation_after_the_last_round(tmp_path: Path) -> None:
+    assert write_tensorboard(ended(), tmp_path) == 5 * 3
+    end = {"step": 5, "at": BEGAN + 110, "tag": "metric/val_loss", "value": 1.5}
+    for folder in ("a-0", "a-1", "mean"):
+        assert [item for item in events(tmp_path / folder / EVENTS) if item["step"] == 5] == [end]
+    assert max(item["step"] for item in events(tmp_path / "a-2" / EVENTS)) == 4
 
 
 def test_csv_has_no_formulas(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ class RunHistory:
     heard_at: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+def last_evaluations(rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[int, list[Start]]:
+    """The number of the round that would follow, and the starts that have evaluated after the last one.
+
+    One for each replica: a later start evaluates the same model once more. starts: in order.
+    """
+    closed = rounds[-1].round + 1 if rounds else 0
+    ends = {
+        start.slot: start
+        for start in starts
+        if start.outcome is not None and start.outcome.round == closed and start.outcome.metrics
+    }
+    return closed, list(ends.values())
+
+
 def read_history(store: Store) -> RunHistory:
     """The history of the run under this prefix. Raises SkerryError if there is no run, and what the store raises.
 

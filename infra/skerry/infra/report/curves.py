@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.history import last_evaluations
 from skerry.infra.report.facts import Convergence, Curve, Point
 
 if TYPE_CHECKING:
@@ -65,10 +66,8 @@ def metric_curves(rounds: Sequence[RoundHistory], starts: Iterable[Start], most:
                 values[name].append(value)
         for name, of_round in values.items():
             points[name].append(_point(item.round, of_round))
-    closed = rounds[-1].round + 1 if rounds else 0
-    # A replica that starts after the end evaluates once more.
-    ends = [(start.slot, start.outcome) for start in starts if start.outcome and start.outcome.round == closed]
-    last = {slot: end.metrics for slot, end in ends if end.metrics}.values()
+    closed, ends = last_evaluations(rounds, starts)
+    last = [end.outcome.metrics for end in ends if end.outcome is not None and end.outcome.metrics]
     for name in dict.fromkeys(name for metrics in last for name in metrics):
         points[name].append(_point(closed, [metrics[name] for metrics in last if name in metrics]))
     built_in = (LEARNING_RATE, GRADIENT_NORM)

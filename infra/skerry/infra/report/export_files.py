@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from skerry.infra.observe.history import last_evaluations
 from skerry.infra.report.tensorboard import Scalars, write_events
 from skerry.runtime.output_file import replacing
 
@@ -37,8 +38,9 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def write_csv(history: RunHistory, path: Path) -> int:
-    """Write a row for each replica and round. Returns the number of rows."""
+    """Write a row for each replica and round, and for each evaluation after the last. Returns the number of rows."""
     rows = [_row(item, replica) for item in history.rounds for replica in item.replicas]
+    rows += _ends(history)
     more = sorted({name for row in rows for name in row} - set(COLUMNS))
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*COLUMNS, *map(_text, more)], restval="")
@@ -73,11 +75,13 @@ def write_tensorboard(history: RunHistory, folder: Path) -> int:
         for row in rows:
             by_folder.setdefault(_folder(str(row["replica"])), []).append(_scalars(item, row))
         by_folder.setdefault(MEAN, []).append(_means(item, rows))
+    count = sum(len(scalars) for name, scalars in by_folder.items() if name != MEAN)
+    _add_ends(by_folder, _ends(history))
     for name, scalars in by_folder.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         with replacing(folder / name / EVENTS) as temporary:
             write_events(temporary, scalars)
-    return sum(len(scalars) for name, scalars in by_folder.items() if name != MEAN)
+    return count
 
 
 def _row(item: RoundHistory, replica: ReplicaRound) -> dict[str, Any]:
@@ -110,26 +114,55 @@ def _row(item: RoundHistory, replica: ReplicaRound) -> dict[str, Any]:
     return row
 
 
+def _ends(history: RunHistory) -> list[dict[str, Any]]:
+    """The rows of evaluations after the last round, under the number of the round that would follow."""
+    closed, ends = last_evaluations(history.rounds, history.starts)
+    return [
+        {"round": closed, "closed_at": end.ended_at, "replica": end.slot, "part": "end", "start": end.incarnation}
+        | {f"metric.{name}": value for name, value in ((end.outcome and end.outcome.metrics) or {}).items()}
+        for end in ends
+    ]
+
+
+def _add_ends(by_folder: dict[str, list[Scalars]], rows: list[dict[str, Any]]) -> None:
+    """Add the figures of `_ends` to each replica, and their means."""
+    metrics = [{name: value for name, value in row.items() if name.startswith("metric.")} for row in rows]
+    for row, of_replica in zip(rows, metrics, strict=True):
+        by_folder.setdefault(_folder(row["replica"]), []).append(
+            _step(row["round"], row["closed_at"], dict(_numbers(of_replica)))
+        )
+    if rows:
+        at = max(row["closed_at"] or 0.0 for row in rows)
+        by_folder.setdefault(MEAN, []).append(_step(rows[0]["round"], at, _mean_of(metrics)))
+
+
+def _step(number: int, at: float | None, values: dict[str, float]) -> Scalars:
+    return Scalars(step=number, time=at or 0.0, values=values)
+
+
 def _scalars(item: RoundHistory, row: dict[str, Any]) -> Scalars:
-    numbers = {name: float(value) for name, value in _numbers(row)}
-    return Scalars(step=item.round, time=item.closed_at or 0.0, values=numbers)
+    return _step(item.round, item.closed_at, dict(_numbers(row)))
 
 
 def _means(item: RoundHistory, rows: list[dict[str, Any]]) -> Scalars:
+    means = _mean_of(rows)
+    means["replicas"] = float(sum(replica.in_average for replica in item.replicas))
+    return _step(item.round, item.closed_at, means)
+
+
+def _mean_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in _numbers(row):
-            values.setdefault(name, []).append(float(value))
-    means = {name: sum(of_name) / len(of_name) for name, of_name in values.items()}
-    means["replicas"] = float(sum(replica.in_average for replica in item.replicas))
-    return Scalars(step=item.round, time=item.closed_at or 0.0, values=means)
+            values.setdefault(name, []).append(value)
+    return {name: sum(of_name) / len(of_name) for name, of_name in values.items()}
 
 
 def _numbers(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """The figures of a row with the names of TensorBoard, which groups by the first part of a path."""
     for name, value in row.items():
         if isinstance(value, int | float) and name not in {"round", "closed_at"}:
-            yield name.replace(".", "/", 1), value
+            yield name.replace(".", "/", 1), float(value)
 
 
 def _folder(slot: str) -> str:
