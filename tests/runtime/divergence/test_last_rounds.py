@@ -217,6 +217,20 @@ def test_successor_of_a_killed_author_writes_the_last_checkpoint(count: int, cal
     assert_same_parameters([late, islands[1]])
 
 
+@pytest.mark.parametrize("rounds_left", [1, 2])
+def test_right_replica_that_starts_again_after_the_end_stays_right(rounds_left: int) -> None:
+    """It has compared no round itself, so the newest checkpoint before the difference may be of a wrong state, too."""
+    store = MemoryStore()
+    right, harmed = harmed_run(store, 2, scaled(1.5), rounds_left=rounds_left, harmed=1)
+    for island in (harmed, right):
+        island.manager.shutdown()
+    assert not torch.equal(harmed.originals["weight"], right.originals["weight"])
+    again = Island(store, "r-0", minimum=1, seed=5)
+    again.join()
+    assert again.manager.finished
+    assert_same_parameters([again, right])
+
+
 def without_its_author() -> HookedStore:
     """A store in which the first upload of the last checkpoint fails."""
     denied: list[str] = []

@@ -75,8 +75,8 @@ class CheckpointLoader:
         heals = writers is not None or undisputed is not None
         joins = not heals and beyond < 0
         candidates = self._candidates(beyond, writers, damage, undisputed)
-        if joins:
-            candidates = self._undisputed_first(candidates)
+        if joins or undisputed is not None:
+            candidates = self._undisputed_first(candidates, disputed=joins)
         while True:
             candidate = self._ranks.broadcast_from_rank0(
                 "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
@@ -125,21 +125,21 @@ class CheckpointLoader:
                     work = 0.0 if last is None else last.record.work
                     yield _Candidate(manifest=manifest, evidence=evidence, work=work)
 
-    def _undisputed_first(self, candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:
-        """Yields those last of whose state receipts without a majority report several values.
+    def _undisputed_first(self, candidates: Iterator[_Candidate], *, disputed: bool) -> Iterator[_Candidate]:
+        """Yields those last, or not at all, of whose state receipts without a majority report several values.
 
         One before them from which the log can be followed gives the right state, whichever of those that is.
         """
-        disputed: list[_Candidate] = []
+        later: list[_Candidate] = []
         newest = 0
         for candidate in candidates:
             number = 0 if candidate.manifest is None else candidate.manifest.round
             if len(candidate.evidence.states) > 1:
-                disputed.append(candidate)
+                later.append(candidate)
                 newest = max(newest, number)
-            elif not disputed or self._leads_on(number, number):
+            elif not later or self._leads_on(number, number):
                 yield candidate.model_copy(update={"passed_over": newest})
-        yield from disputed
+        yield from later if disputed else ()
 
     def _read_closing_commit(self, manifest: CheckpointManifest) -> Stored[Commit] | None:
         """The commit that a checkpoint follows; None for checkpoint 0. Raises Corrupt unless it is of this log."""
