@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.simulation.session import ReplicaSettings, join_simulated_run
 from tests.simulation.trainer import ToyTrainer
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process, SimulatedClock
 
     from skerry.runtime.store.interface import Store
-
-# Of `skerry.runtime.manager`: in exchange timeouts.
-PATIENCE: Final = 2.0
 
 
 class NoCheck:
@@ -102,7 +99,6 @@ class Replica:
             self.trainer.state,
             checkpoint_every=settings.run.checkpoint_every,
             max_retries=settings.max_retries,
-            patience_s=PATIENCE * settings.terms.deadline_s,
             unfinished_every_s=settings.unfinished_every_s,
             ends_early=settings.ends_early and not settings.terms.spares,
             new_batch=partial(Batch, self.trainer.model.index),

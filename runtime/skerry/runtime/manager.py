@@ -57,10 +57,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long to wait for a rescue checkpoint, in exchange timeouts: a replica that is ahead writes one only after its own
-# round has failed.
-_PATIENCE = 2.0
-
 
 class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share only a bucket.
@@ -169,7 +165,6 @@ class ObjectStoreManager:
             checkpoint_every=checkpoint_every,
             init_sync=init_sync,
             max_retries=max_retries,
-            patience_s=None if max_retries is None else _PATIENCE * timeout.total_seconds(),
             unfinished_every_s=seconds_of(keep_unfinished),
             ends_early=not terms.spares,
             near=None

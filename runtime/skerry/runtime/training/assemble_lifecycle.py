@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.receipt_and_checkpoint_writer import Recorder
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
 
+# How long to wait for a rescue checkpoint, in exchange timeouts: a replica that is ahead writes one only after its own
+# round has failed.
+_PATIENCE: Final = 2.0
+
 
 def lifecycle_of(
     session: Session,
@@ -32,7 +36,6 @@ def lifecycle_of(
     checkpoint_every: int,
     init_sync: bool = True,
     max_retries: int | None = None,
-    patience_s: float | None = None,
     unfinished_every_s: float | None = None,
     ends_early: bool = True,
     new_batch: Callable[[], TensorBatch] | None = None,
@@ -74,7 +77,7 @@ def lifecycle_of(
             near,
         ),
         init_sync=init_sync,
-        patience_s=patience_s,
+        patience_s=None if max_retries is None else _PATIENCE * session.policy.deadline_s,
     )
     thread = session.executor("exchange")
     rounds = RoundRunner(session, log_follower, thread, new_batch=new_batch, max_retries=max_retries)
