@@ -19,17 +19,17 @@ class Slot:
         self.contributions: list[Contribution] = []
 
     def ready(self, process: int, resumed: int = 0) -> None:
-        self._write("ready", process, resumed=resumed)
+        self.write("ready", process, resumed=resumed)
 
     def steps(self, process: int, *since: int) -> None:
         for number in since:
-            self._write("step", process, since=number)
+            self.write("step", process, since=number)
 
     def closed(self, process: int, number: int) -> None:
-        self._write("closed", process, round=number, digest=f"{number}")
+        self.write("closed", process, round=number, digest=f"{number}")
 
     def failed(self, process: int, number: int) -> None:
-        self._write("failed", process, round=number)
+        self.write("failed", process, round=number)
 
     def counted(self, process: int, number: int, steps: int, *, brought: bool = False) -> None:
         self.contributions.append(Contribution(number, 0, process, steps, brought=brought))
@@ -54,7 +54,7 @@ class Slot:
             ledger.read(Life(0, process, 0.0, 1.0, died), self.lines[process])
         return {name: steps for name, steps in ledger.end().items() if steps}
 
-    def _write(self, event: str, process: int, **facts: object) -> None:
+    def write(self, event: str, process: int, **facts: object) -> None:
         self.lines[process].append(Line(t=0.0, event=event, process=process, **facts))  # type: ignore[arg-type]
 
 
@@ -175,7 +175,7 @@ def test_rounds_that_are_not_in_the_history_are_lost() -> None:
     slot = Slot()
     slot.ready(0)
     slot.steps(0, H)
-    slot._write("closed", 0, round=1, digest="another")
+    slot.write("closed", 0, round=1, digest="another")
     slot.steps(0, 5)
     slot.ends(0, died=False)
     assert slot.lost() == {"in_lost_rounds": H, "in_hand_at_the_end": 5}

@@ -319,12 +319,12 @@ def prepare(environment: Mapping[str, str], folder: Path, start: str | None) -> 
         day = dt.datetime.now(dt.UTC).date().isoformat()
         journal = Journal(path=path, day=day, rehearsal=rehearsal, budget_usd=budget)
     else:
-        journal = _continued(path, start, [rung.name for rung in all_rungs], rehearsal=rehearsal)
+        journal = continued(path, start, [rung.name for rung in all_rungs], rehearsal=rehearsal)
         journal.budget_usd = min(journal.budget_usd, budget)
     return Ladder(settings=settings, rungs=all_rungs, journal=journal, folder=folder)
 
 
-def _continued(path: Path, start: str, order: Sequence[str], *, rehearsal: bool) -> Journal:
+def continued(path: Path, start: str, order: Sequence[str], *, rehearsal: bool) -> Journal:
     if start not in order:
         raise Invalid(f"no such rung: {start}; there are {', '.join(order)}")
     if not path.exists():

@@ -139,7 +139,7 @@ def remove_ids(text: str, known: Iterable[Id]) -> str:
     counts: dict[str, int] = {}
     parts: list[str] = []
     end = 0
-    for span in _merged([*_known_spans(text, ids), *_spans_of_forms(text)]):
+    for span in merged([*_known_spans(text, ids), *_spans_of_forms(text)]):
         value = text[span.start : span.end].lower()
         key = _digits(values.get(value, value))
         if key not in placeholders:
@@ -173,7 +173,7 @@ def _spans_of_forms(text: str) -> Iterator[_Span]:
                 yield _Span(*match.span("id"), kind)
 
 
-def _merged(spans: Iterable[_Span]) -> list[_Span]:
+def merged(spans: Iterable[_Span]) -> list[_Span]:
     """Spans that overlap as one, of the longest one's kind; of two with the same length, the first one's."""
     result: list[_Span] = []
     longest = 0

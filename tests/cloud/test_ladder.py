@@ -235,10 +235,10 @@ def test_mended_ladder_goes_on_with_what_it_has_spent(tmp_path: Path) -> None:
     before, after = Climb(tmp_path, steps), Climb(tmp_path, {**steps, second: recorded(passed())})
     assert before.ladder.climb() == ladder.SURPRISE
     with pytest.raises(Invalid, match="second comes before third and has not passed; use --from second"):
-        ladder._continued(before.journal.path, "third", ["first", "second", "third"], rehearsal=False)
+        ladder.continued(before.journal.path, "third", ["first", "second", "third"], rehearsal=False)
     with pytest.raises(Invalid, match="was no rehearsal"):
-        ladder._continued(before.journal.path, "second", ["first", "second", "third"], rehearsal=True)
-    journal = ladder._continued(before.journal.path, "second", ["first", "second", "third"], rehearsal=False)
+        ladder.continued(before.journal.path, "second", ["first", "second", "third"], rehearsal=True)
+    journal = ladder.continued(before.journal.path, "second", ["first", "second", "third"], rehearsal=False)
     after.journal = after.ladder.journal = journal
     assert after.ladder.climb("second") == ladder.OK
     # The first rung checks the account, and is cheap.

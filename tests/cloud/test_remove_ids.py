@@ -137,6 +137,6 @@ def test_environment_has_its_ids_by_the_names_of_variables() -> None:
 
 
 def test_text_with_an_id_left_is_refused_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.cloud.remove_ids._merged", lambda _: [])
+    monkeypatch.setattr("tests.cloud.remove_ids.merged", lambda _: [])
     with pytest.raises(Invalid, match=r"ids are left in it: aws-account in line 2; user in line 3$"):
         remove_ids(f"first\n{ACCOUNT}\nada", KNOWN)

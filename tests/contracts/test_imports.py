@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_no_module_uses_private_names_of_torchft(folder: str) -> None:
 def test_imports_of_private_torchft_names_are_found() -> None:
     assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
     assert private_torchft_names("shared = diloco._fragments[0].original_parameters\n") == ["_fragments"]
+
+
+def replaced_private_names(source: str) -> list[str]:
+    """Private names in a `setattr` or an import; ruff finds all others. Capitals are limits that a test lowers."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "setattr":
+            names += [str(argument.value) for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+    return [name for name in names if re.search(r"(^|\.)_(?!_)(?=\w*[a-z])", name)]
+
+
+def test_tests_use_no_private_function_of_skerry() -> None:
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if "simulation" not in path.parts]
+    assert len(paths) > 300
+    assert {path.name: names for path in paths if (names := replaced_private_names(path.read_text()))} == {}
+
+
+def test_private_functions_that_a_test_replaces_are_found() -> None:
+    assert replaced_private_names('patch.setattr(Ballots, "_end", end); patch.setattr(blocks, "_ROWS", 1)') == ["_end"]
+    assert replaced_private_names('patch.setattr("a.b._Memory.c", 1)\nfrom a import _b, c') == ["_b", "a.b._Memory.c"]
 
 
 @pytest.mark.parametrize("package", [skerry, skerry.runtime])

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 import torch
 from tests.kit.devices import DEVICES
+from tests.kit.fragments import originals_in
 from tests.kit.managers import manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
@@ -63,7 +64,7 @@ def test_replicas_on_this_device_have_equal_states_after_every_round(device: str
                     inner.step()
         manager.shutdown()
         assert {parameter.device.type for parameter in model.parameters()} == {device}
-        return {name: value.cpu() for name, value in diloco._fragments[0].original_parameters.items()}
+        return {name: value.cpu() for name, value in originals_in(diloco)[0].items()}
 
     ours, foreign = together([lambda: work(0), lambda: work(1)])
     assert all(torch.equal(ours[name], foreign[name]) for name in ours)
@@ -79,7 +80,7 @@ def test_the_way_to_the_host_is_pinned_and_nothing_waits_for_it() -> None:
     tensor = torch.full((1 << 20,), 2.0, device="cuda")
     burst = TensorBatch("none", 2)
     torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  about a second of the device's clock
+    torch.cuda._sleep(2_000_000_000)  # noqa: SLF001  # type: ignore[no-untyped-call]  about a second of the device's clock
     tensor.mul_(3.0)
     burst.add(tensor, "avg")
     later = torch.ones(4, device="cuda") + 1.0

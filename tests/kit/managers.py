@@ -6,12 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import torch
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
+from skerry.runtime.checkpointing.local_copies_interface import Kind
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.log import keys
 from skerry.runtime.log.record_parsing import Record
@@ -19,6 +20,7 @@ from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.ranks.interface import RankLost
+from tests.kit.fragments import originals_in
 from tests.kit.protocol import run_record
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ class Island:
     @property
     def originals(self) -> dict[str, torch.Tensor]:
         """The shared parameters: the result of the last outer step of each fragment."""
-        fragments = [fragment.original_parameters for fragment in self.diloco._fragments]
+        fragments = originals_in(self.diloco)
         if len(fragments) == 1:
             return fragments[0]
         return {f"{number}.{name}": tensor for number, part in enumerate(fragments) for name, tensor in part.items()}
@@ -225,6 +227,12 @@ def wait_until_saved(island: Island) -> None:
     """Wait until the checkpoint that this replica writes in the background is stored."""
     recorder = island.manager.lifecycle.log_follower.recorder
     wait_for(lambda: not recorder.is_saving)
+
+
+def wait_for_copies(manager: ObjectStoreManager) -> None:
+    """Wait until the copies of its state that this rank saves on its machine are complete."""
+    near = manager.lifecycle.log_follower.recorder.near
+    wait_for(lambda: near is None or not any(map(near.is_saving, get_args(Kind))), 60.0)
 
 
 def train_and_save_each(islands: Sequence[Island], rounds: int, *, close: bool = True) -> None:

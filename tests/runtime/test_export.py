@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.kit.divergence import train_averaging_gradients
+from tests.kit.fragments import fragments_in, originals_in
 from tests.kit.managers import Island, begin_run, islands_of, manager_of, together, train_all, train_and_save_each
 from tests.kit.stores import View, damage
 from torch import nn
@@ -147,7 +148,7 @@ class Replica:
 
     def shared(self) -> dict[str, torch.Tensor]:
         """The state of the model with the shared parameters; afterwards its own ones are these."""
-        for fragment in self.diloco._fragments:
+        for fragment in fragments_in(self.diloco):
             fragment.restore_parameters()
         return self.model.state_dict()
 
@@ -208,7 +209,7 @@ def test_parameter_of_two_fragments_has_the_value_of_the_last(uri: str, store: S
         store, 4, state_of=model_alone, parts=lambda model: [nn.ModuleList([model.inlet, model.middle]), model.outlet]
     )
     exported = load(uri)
-    last = replicas[0].diloco._fragments[1].original_parameters
+    _, last = originals_in(replicas[0].diloco)
     assert torch.equal(exported["inlet.weight"], last["weight"])
     for replica in replicas:
         assert_equal(exported, replica.shared())
@@ -245,10 +246,8 @@ def test_partly_registered_model_is_exported_whole(uri: str, store: Store) -> No
         state_of=lambda model, _: dict(model.middle.state_dict()),
         parts=lambda model: [model.inlet, model.middle],
     )
-    fragments = [fragment.original_parameters for fragment in replica.diloco._fragments]
-    assert_equal(
-        load(uri), {f"{n}.{name}": tensor for n, part in enumerate(fragments) for name, tensor in part.items()}
-    )
+    parts = enumerate(originals_in(replica.diloco))
+    assert_equal(load(uri), {f"{n}.{name}": tensor for n, part in parts for name, tensor in part.items()})
 
 
 def test_averaged_parameters_of_local_sgd_are_exported(uri: str, store: Store) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tests.kit.events import logged_events
+from tests.kit.fragments import outer_optimizers_in
 from tests.kit.managers import (
     Island,
     assert_same_parameters,
@@ -52,7 +53,7 @@ def change(store: Store, run: Run, number: int, previous: str = GENESIS, **chang
 
 
 def outer_of(island: Island) -> set[tuple[float, float]]:
-    groups = [group for part in island.diloco._fragments for group in part._outer_optimizer.param_groups]
+    groups = [group for outer in outer_optimizers_in(island.diloco) for group in outer.param_groups]
     return {(group["lr"], group["momentum"]) for group in groups}
 
 

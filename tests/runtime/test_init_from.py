@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.kit.events import logged_events
+from tests.kit.fragments import originals_in, outer_optimizers_in
 from tests.kit.managers import Island, assert_same_parameters, begin_run, islands_of, manager_of, train_all
 from tests.kit.stores import damage
 from torch import nn
@@ -66,8 +67,7 @@ def delete_all(store: Store) -> None:
 
 
 def momentum_of(island: Island) -> list[object]:
-    groups = [part._outer_optimizer for part in island.diloco._fragments]
-    return [state for optimizer in groups for state in optimizer.state.values()]
+    return [state for outer in outer_optimizers_in(island.diloco) for state in outer.state.values()]
 
 
 @pytest.mark.parametrize("wanted", [None, 2])
@@ -183,8 +183,9 @@ def test_fragments_and_registered_state_may_differ(source: Store, store: Store, 
     replica = TiedReplica(store, "b", fragments=after, named=False)
     assert_equal(replica.join(), expected)
     # The tied weight is in both fragments, and has one value in them.
-    originals = [part.original_parameters for part in replica.diloco._fragments]
-    weights = [tensor for part in originals for name, tensor in part.items() if tensor.shape == (4, 4)]
+    weights = [
+        tensor for part in originals_in(replica.diloco) for name, tensor in part.items() if tensor.shape == (4, 4)
+    ]
     assert sum(torch.equal(weight, expected["outlet.weight"]) for weight in weights) == after
     assert replica.inner.state_dict()["state"] == {}
 

@@ -161,7 +161,7 @@ def test_manager_accepts_the_positional_call_of_torchft(monkeypatch: pytest.Monk
     arguments: list[Any] = [ProcessGroupGloo(), lambda _: None, lambda: {"weight": 3}, 2, False]
     manager = ObjectStoreManager(*arguments)
     assert manager.session.presence.slot == "local-0"
-    assert manager._manager_state_dict()["user"] == {"default": {"weight": 3}}
+    assert manager._manager_state_dict()["user"] == {"default": {"weight": 3}}  # noqa: SLF001  torchft's name
     manager.shutdown()
     _, *names = signature(Manager).parameters
     assert list(signature(ObjectStoreManager).parameters)[1 : len(names) + 1] == names
@@ -174,7 +174,7 @@ def test_run_that_a_script_starts_is_named_as_its_prefix(uri: str, name: str) ->
 
 def test_view_that_helpers_of_torchft_read_holds_state_and_position(store: MemoryStore) -> None:
     manager = manager_of(store, "a", minimum=1, state_dict=lambda: {"weight": 3}, load_state_dict=lambda _: None)
-    assert manager._manager_state_dict() == {
+    assert manager._manager_state_dict() == {  # noqa: SLF001  torchft's name
         "user": {"default": {"weight": 3}},
         "torchft": {"step": 0, "batches_committed": 0},
     }

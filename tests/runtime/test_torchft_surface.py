@@ -8,6 +8,7 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+from tests.kit.fragments import fragments_in, originals_in
 from torch import nn
 from torchft import ddp
 from torchft.local_sgd import DiLoCo
@@ -74,7 +75,7 @@ def test_fragments_of_diloco_are_found_in_order(diloco: tuple[nn.Module, SharedS
     own = [parameter for fragment in fragments for _, parameter in fragment.parameters]
     assert [tensor.data_ptr() for tensor in own] == [parameter.data_ptr() for parameter in model.parameters()]
     shared = [tensor for fragment in fragments for tensor, _ in fragment.parameters]
-    originals = [tensor for fragment in wrapper._fragments for tensor in fragment.original_parameters.values()]
+    originals = [tensor for part in originals_in(wrapper) for tensor in part.values()]
     assert [tensor.data_ptr() for tensor in shared] == [tensor.data_ptr() for tensor in originals]
 
 
@@ -90,11 +91,13 @@ def test_state_of_a_fragment_without_copies_is_the_one_of_torchft(
     diloco: tuple[nn.Module, SharedState, DiLoCo],
 ) -> None:
     _, state, wrapper = diloco
-    for fragment in wrapper._fragments:  # with gradients the outer optimizer has state
-        for parameter in fragment._model_fragment.parameters():
+    for fragment in fragments_in(wrapper):  # with gradients the outer optimizer has state
+        for parameter in fragment._model_fragment.parameters():  # noqa: SLF001  of torchft
             parameter.grad = torch.ones_like(parameter)
-        fragment._outer_optimizer.step()
-    for fragment, load, copied in zip(wrapper._fragments, state.fragment_loads, state.values().values(), strict=True):
+        fragment._outer_optimizer.step()  # noqa: SLF001  of torchft
+    for fragment, load, copied in zip(
+        fragments_in(wrapper), state.fragment_loads, state.values().values(), strict=True
+    ):
         live = save_without_copies(load, lambda: None)()
         assert flatten(live)[0] == flatten(copied)[0]
         assert state_digest(live) == state_digest(copied)
@@ -161,7 +164,7 @@ def test_changed_torchft_fragments_are_refused() -> None:
 
 def test_torchfts_future_contract_is_the_one_our_work_keeps() -> None:
     """DDP reads `_fut` (0.2.0) or takes the future as it is (later): our future must be both."""
-    hook = inspect.getsource(ddp.DistributedDataParallel._comm_hook)
+    hook = inspect.getsource(ddp.DistributedDataParallel._comm_hook)  # noqa: SLF001  of torch
     assert "get_future()" in hook
     assert "_fut" in hook or "_ManagedFuture" in hook
     tensor = torch.ones(2)
@@ -170,5 +173,5 @@ def test_torchfts_future_contract_is_the_one_our_work_keeps() -> None:
     assert not work.wait()
     future: Any = work.get_future()
     assert future.done()
-    assert future._fut.done()
+    assert future._fut.done()  # noqa: SLF001  torch's name
     assert future.value() is tensor

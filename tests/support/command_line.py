@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
 # The tree of commands takes 60 ms to build, and typer's runner builds it at every call.
-typer.testing._get_command = functools.cache(get_command)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+typer.testing._get_command = functools.cache(get_command)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 def invoke(*words: object) -> Result:

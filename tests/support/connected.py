@@ -15,10 +15,11 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from tests.kit.fragments import originals_in
+from tests.kit.managers import wait_for_copies
 from tests.support.ranked import model_of
 from tests.support.worker import digest
 from torchft.local_sgd import DiLoCo
@@ -26,15 +27,6 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.replication.local_and_peer_checkpoints import LocalCopies
 from skerry.runtime.tensors.dtensor import local_shard
-
-if TYPE_CHECKING:
-    from skerry.runtime.manager import ObjectStoreManager
-
-
-def wait_for_copies(manager: ObjectStoreManager) -> None:
-    near = manager.lifecycle.log_follower.recorder._near
-    for saving in [] if near is None else near._saving.values():  # type: ignore[attr-defined]
-        saving.result()
 
 
 def train(replica: Replica, out: Path, die_at: str | None, *, keeps_copies: bool) -> dict[str, object]:
@@ -68,7 +60,7 @@ def train(replica: Replica, out: Path, die_at: str | None, *, keeps_copies: bool
             inner.step()
             steps.append(step)
             momenta = [state["momentum_buffer"] for state in outer.state.values()]
-            shared = [*diloco._fragments[0].original_parameters.values(), *map(local_shard, momenta)]
+            shared = [*originals_in(diloco)[0].values(), *map(local_shard, momenta)]
             digests.setdefault(manager.current_step(), digest(shared))
     return {
         "slot": replica.slot,

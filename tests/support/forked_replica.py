@@ -16,14 +16,13 @@ from tests.support import forked_skerry
 from tests.support.forked import ForkedProcess
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.container import process_tree
 from skerry.runtime.container.run import run
 from skerry.testing.processes import Processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_spawn = process_tree._spawn
+_spawn = os.posix_spawn
 
 
 class ForkedReplicas(Processes):
@@ -53,16 +52,17 @@ class _Script:
 
     def __init__(self) -> None:
         read, self._write = os.pipe()
-        self._pid = forked_skerry._fork(_become_script, [(0, read), (1, 1), (2, 2)])
+        self._pid = forked_skerry.fork(_become_script, [(0, read), (1, 1), (2, 2)])
         os.close(read)
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> int:
-        """As process_tree._spawn."""
+    def spawn(self, program: str, words: Sequence[str], environment: Mapping[str, str], **more: Any) -> int:
+        """As `os.posix_spawn`, which gets the command of a `ProcessTree` behind the folder."""
         with os.fdopen(self._write, "w") as pipe:  # closed without a word, the fork ends
+            _shell, _option, _line, folder, *command = words
             if command[0] == sys.executable and not command[1].startswith("-"):
-                pipe.write(json.dumps([command, dict(environment), str(folder)]))
+                pipe.write(json.dumps([command, dict(environment), folder]))
                 return self._pid
-        return _spawn(command, environment, folder)
+        return _spawn(program, words, environment, **more)
 
 
 def _become_script() -> None:
@@ -77,11 +77,11 @@ def _become_script() -> None:
     os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    forked_skerry._run_script(command[1:])
+    forked_skerry.run_script(command[1:])
 
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.chdir(sys.argv[2])
-    process_tree._spawn = _Script().spawn
+    os.posix_spawn = _Script().spawn  # type: ignore[assignment]
     sys.exit(int(run([], dict(os.environ), SystemClock(), Path(sys.argv[1]))))

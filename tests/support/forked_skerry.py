@@ -60,7 +60,7 @@ class Leash:
             os.posix_spawnp = _spawn_python  # type: ignore[assignment]
             leash.main(list(words[4:]))
 
-        self.pid = _fork(run, [(0, stdin), (1, stdout.fileno()), (2, stdout.fileno())])
+        self.pid = fork(run, [(0, stdin), (1, stdout.fileno()), (2, stdout.fileno())])
 
     def wait(self) -> int:
         """The exit code, negative for a signal."""
@@ -88,12 +88,12 @@ def _spawn_python(
             signal.signal(caught, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, setsigmask)
-        _run_script(words[1:])
+        run_script(words[1:])
 
-    return _fork(run, [(number, os.open(path, flags, mode)), (1, 1), (2, 2)])
+    return fork(run, [(number, os.open(path, flags, mode)), (1, 1), (2, 2)])
 
 
-def _fork(run: Callable[[], None], files: Sequence[tuple[int, int]]) -> int:
+def fork(run: Callable[[], None], files: Sequence[tuple[int, int]]) -> int:
     """Run a function in a fork with nothing open but these files, by number. Returns its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -114,7 +114,7 @@ def _end_as_python(run: Callable[[], None]) -> NoReturn:
     code: object = 0
     sys.excepthook = sys.__excepthook__
     sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _unbuffered(1), _unbuffered(2)  # noqa: SIM115
-    atexit._clear()
+    atexit._clear()  # noqa: SLF001  as Python does it
     try:
         run()
     except SystemExit as ended:
@@ -122,8 +122,8 @@ def _end_as_python(run: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001  as an interpreter does it
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    threading._shutdown()  # noqa: SLF001  same  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()  # noqa: SLF001  same
     if code is not None and not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
         code = 1
@@ -134,7 +134,7 @@ def _unbuffered(descriptor: int) -> TextIOWrapper:
     return TextIOWrapper(open(descriptor, "wb", 0, closefd=False), write_through=True)
 
 
-def _run_script(words: list[str]) -> None:
+def run_script(words: list[str]) -> None:
     script = Path(words[0]).absolute()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     logging.getLogger("skerry").handlers.clear()

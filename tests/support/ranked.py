@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.kit.fragments import fragments_in, originals_in
 from tests.support.worker import digest
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -98,10 +99,10 @@ class Training:
                 done = self.manager.current_step()
                 if done not in self.digests:
                     momenta = [state["momentum_buffer"] for state in outer.state.values()]
-                    shared = [*diloco._fragments[0].original_parameters.values(), *map(local_shard, momenta)]
+                    shared = [*originals_in(diloco)[0].values(), *map(local_shard, momenta)]
                     self.digests[done] = digest(shared)
                     self.participants[done] = self.manager.num_participants()
-        diloco._fragments[0].restore_parameters()  # the model is the shared one now
+        fragments_in(diloco)[0].restore_parameters()  # the model is the shared one now
 
     def save_model(self) -> None:
         """All ranks must call it."""

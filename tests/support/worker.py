@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
+from tests.kit.fragments import originals_in
 from torch import nn
 from torchft.data import DistributedSampler
 from torchft.ddp import DistributedDataParallel
@@ -146,7 +147,7 @@ class Training:
             fragment_sync_delay=options.delay,
             fragment_update_alpha=options.alpha,
         )
-        self.shared = [t for fragment in diloco._fragments for t in fragment.original_parameters.values()]
+        self.shared = [tensor for originals in originals_in(diloco) for tensor in originals.values()]
         return diloco
 
     def synchronous(self) -> None:

@@ -193,7 +193,7 @@ def test_destroy_deletes_only_keys_of_the_run(tmp_path: Path) -> None:
 
 
 def test_destroy_names_a_mirror_and_deletes_it_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # it would be another machine
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # it would be another machine
     path = write_spec(tmp_path)
     path.write_text(f"{path.read_text()}replication: [{{to: 'file://west'}}]\n")
     spec, store, run = started(path)

@@ -309,7 +309,7 @@ def test_following_goes_on_past_damage_and_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_status_names_damage_that_keeps_a_mirror_behind(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # it would be another machine
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # it would be another machine
     spec = write_spec_of(places, "  - {to: file://west}\n")
     replicate(places)
     for island in places.islands:
@@ -342,7 +342,7 @@ def write_spec_of(places: Places, lines: str) -> Path:
 
 
 def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # both would be other machines
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # both would be other machines
     spec = write_spec_of(places, "  - {to: file://west, every: 9}\n  - {to: file://south, log: every round}\n")
     done = invoke("replicate", spec)
     assert done.exit_code == 0, done.output
@@ -380,7 +380,7 @@ def test_spec_names_the_mirrors_and_the_newest_is_restored(places: Places, monke
 
 
 def test_older_mirror_is_restored_if_the_newest_is_damaged(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # both would be other machines
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # both would be other machines
     away = (places.folder / "away").as_uri()
     spec = write_spec_of(places, f"  - {{to: file://west}}\n  - {{to: file://south}}\n  - {{to: {away}}}\n")
     assert invoke("replicate", places.original, "--to", (places.folder / "south").as_uri()).exit_code == 0
@@ -409,7 +409,7 @@ def test_unreachable_mirror_is_passed_over_by_a_restore(places: Places) -> None:
 
 def test_mirrors_of_two_runs_with_one_name_are_not_mixed_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older run of that name may have left a mirror that has more rounds."""
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # both would be other machines
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # both would be other machines
     spec = write_spec_of(places, "  - {to: file://west}\n  - {to: file://south}\n")
     replicate(places)
     other = open_store((places.folder / "other/my-run").as_uri())
@@ -434,7 +434,7 @@ def test_original_is_opened_with_the_region_of_its_spec(places: Places, monkeypa
     def without_the_region(uri: str, **_: object) -> Store:
         raise Unauthorized(uri)
 
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # it would be another machine
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # it would be another machine
     spec = write_spec_of(places, "  - {to: file://west}\n")
     assert invoke("replicate", spec).exit_code == 0
     monkeypatch.setattr(replicate_restore_commands, "open_store", without_the_region)

@@ -134,7 +134,7 @@ def test_votes_are_not_lost_while_the_run_goes_on_by_them(
     def fail(*_: object) -> None:
         raise Retryable("a moment away")
 
-    monkeypatch.setattr(restore_run, "_read_verdict", fail)
+    monkeypatch.setattr(restore_run, "read_verdict", fail)
     refused = invoke("restore", getattr(voting, mirror), "--votes-are-lost")
     assert refused.exit_code == 2, refused.output
     assert "leave out --votes-are-lost" in refused.output
@@ -178,14 +178,18 @@ def test_votes_that_can_be_read_are_not_lost(voting: Voting) -> None:
 
 
 def test_order_after_a_replica_has_stayed_names_the_store(voting: Voting, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Ballots._end
+    read, replica = (
+        Ballots.read,
+        Ballots(open_store(voting.votes), voting.read(voting.votes), "r-0", SystemClock(), find_cut),
+    )
 
-    def end_second(self: Ballots, *words: object) -> Verdict | None:
-        monkeypatch.setattr(Ballots, "_end", real)
-        Ballots(self._mirror, self._run, "r-0", SystemClock(), find_cut).stay()
-        return real(self, *words)  # type: ignore[arg-type]
+    def stay_after_the_look(self: Ballots) -> Verdict | None:
+        monkeypatch.setattr(Ballots, "read", read)
+        verdict = self.read()
+        replica.stay()
+        return verdict
 
-    monkeypatch.setattr(Ballots, "_end", end_second)
+    monkeypatch.setattr(Ballots, "read", stay_after_the_look)
     refused = invoke("restore", voting.votes)
     assert refused.exit_code == 1
     assert f"stays in its store, {voting.home}: a replica that has reached it" in refused.output

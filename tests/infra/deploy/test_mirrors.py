@@ -120,7 +120,7 @@ def test_bucket_of_the_user_holds_a_mirror_and_stays(spec: str, clouds: Clouds) 
 def test_mirror_in_a_folder_is_left_by_name_and_deleted_with_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication_section, "_same_disk", lambda *_: False)  # it would be another machine
+    monkeypatch.setattr(replication_section, "same_disk", lambda *_: False)  # it would be another machine
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "squeue").write_text("#!/bin/sh\n")

@@ -50,11 +50,12 @@ class Members(WrittenRun):
         super().__init__(memory, *SLOTS)
         self.clock = FakeClock()
         self.run = run_record(self.clock, nonce=NONCE, slots=SLOTS, rounds=rounds)
+        self.logs: dict[str, RunLog] = {}
         self.writers = {slot: self.writer(slot, memory) for slot in SLOTS}
 
     def writer(self, slot: str, store: Store) -> RollUpWriter:
-        log = RunLog(store if isinstance(store, Retrying) else Retrying(store, self.clock), self.run)
-        return RollUpWriter(log, slot, self.clock, InlineExecutor(), SHORT)
+        self.logs[slot] = RunLog(store if isinstance(store, Retrying) else Retrying(store, self.clock), self.run)
+        return RollUpWriter(self.logs[slot], slot, self.clock, InlineExecutor(), SHORT)
 
     def train(self, rounds: int, *, dead: tuple[str, ...] = (), **changes: tuple[str, ...]) -> None:
         """Close so many rounds. dead: replicas whose writers do not run."""
@@ -277,7 +278,7 @@ def test_replica_that_was_restarted_reads_what_it_has_not_met() -> None:
 
 def test_records_of_rolled_up_rounds_are_forgotten() -> None:
     members = Members()
-    log = members.writers["b"]._log
+    log = members.logs["b"]
     members.close(30)
     for number in range(30):
         log.read_commit(number)

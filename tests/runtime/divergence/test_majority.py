@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.kit.divergence import ROUNDS, HarmedIsland, flipped, harmed_islands, scaled
 from tests.kit.events import logged_events
+from tests.kit.fragments import outer_optimizers_in
 from tests.kit.managers import assert_same_parameters, decisions, states, train_all, wait_for
 from tests.kit.stores import HookedStore
 
@@ -93,8 +94,8 @@ def rounds_up(island: HarmedIsland) -> None:
             for parameter in group["params"]:
                 parameter.data.copy_(flipped(parameter.data))
 
-    for fragment in island.diloco._fragments:
-        fragment._outer_optimizer.register_step_post_hook(round_up)
+    for outer in outer_optimizers_in(island.diloco):
+        outer.register_step_post_hook(round_up)
 
 
 @pytest.mark.parametrize("unlike", [0, 1])

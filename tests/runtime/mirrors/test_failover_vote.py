@@ -334,14 +334,14 @@ def returns_without_a_verdict(patch: pytest.MonkeyPatch) -> None:
 
 
 def votes_while_training(patch: pytest.MonkeyPatch) -> None:
-    real = Failover._step
+    real = Failover.step
 
     def step(self: Failover, *, answers: bool, is_training: bool, claim: int | None) -> Next:
         del claim
         following = real(self, answers=answers, is_training=False, claim=0)
         return "train" if following == "wait" and is_training else following
 
-    patch.setattr(Failover, "_step", step)
+    patch.setattr(Failover, "step", step)
 
 
 def starts_without_asking(patch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,8 @@ def test_vote_and_newer_start_of_a_slot_never_miss_each_other(monkeypatch: pytes
     """In whatever order their requests come. Without either of the two looks they do."""
     assert misses() == []
     with monkeypatch.context() as patch:
-        patch.setattr(Ballots, "_counts", lambda *_: True)
+        vote = Ballots.vote
+        patch.setattr(Ballots, "vote", lambda self, _: vote(self, 1))  # as if no start were newer
         assert misses()
     with monkeypatch.context() as patch:
         patch.setattr(Ballots, "withdraw", Ballots.read)

@@ -228,7 +228,7 @@ def test_unreadable_header_that_is_needed_is_passed_by_its_author() -> None:
 
 def test_decided_payload_of_another_version_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decided by a replica that can read it: no reason to stop. Its author helps the others past it."""
-    monkeypatch.setattr("skerry.runtime.training.contribute_and_average.Averager._fault_in", lambda *_: None)
+    monkeypatch.setattr("skerry.runtime.training.contribute_and_average.find_fault", lambda *_, **__: None)
     store = Newer()
     begin_run(store, "abc", minimum=2)
     train(store, max_retries=None)  # as above

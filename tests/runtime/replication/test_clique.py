@@ -256,7 +256,7 @@ def test_memory_to_pack_small_tensors_into_does_not_grow_with_them(monkeypatch: 
 def test_pieces_through_a_device_arrive_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of NCCL, with the CPU as the device."""
     monkeypatch.setattr(transport, "DEVICE_PIECE_BYTES", 1000)
-    monkeypatch.setattr(transport.Phase, "move", transport.Phase._move_by_device)
+    monkeypatch.setattr(transport.Phase, "move", transport.Phase.move_by_device)
 
     def work(rank: int) -> None:
         sizes = [700, 5000, 3000]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.kit.ranks import RankError, on_ranks, outcomes_of
 
+from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable
 from skerry.runtime.log import keys
@@ -21,6 +22,7 @@ from skerry.runtime.ranks.interface import Address, SingleRank
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.replication.local_and_peer_checkpoints import LocalCheckpoints, LocalCopies
 from skerry.runtime.replication.transport import Phase
+from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from skerry.runtime.ranks.interface import Group
@@ -60,6 +62,10 @@ def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-9] ^= 4
     path.write_bytes(bytes(data))
+
+
+def complete(folder: Path, owner: int) -> list[int]:
+    return checkpoint.complete(DirectoryStore(folder / RUN / "a"), keys.local_prefix("unfinished", owner))
 
 
 def part_of(folder: Path, owner: int, number: int) -> Path:
@@ -102,17 +108,17 @@ def test_save_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert {path.parent for path in files(tmp_path)} <= set(synced)
 
 
-def test_save_after_one_that_was_killed_has_the_same_number(tmp_path: Path) -> None:
+def test_save_after_one_that_was_killed_has_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts that the killed process has left do not count, and do not keep the next save from being written."""
 
     def save_and_die(_: int) -> None:
+        create = DirectoryStore.create
+
+        def die_before_the_manifest(store: DirectoryStore, key: str, data: Any) -> bool:
+            return os._exit(9) if key.endswith(keys.MANIFEST) else create(store, key, data)
+
+        monkeypatch.setattr(DirectoryStore, "create", die_before_the_manifest)
         copies = single(tmp_path)
-        create = copies._place.create
-
-        def die_before_the_manifest(key: str, data: Any) -> bool:
-            return os._exit(9) if key.endswith(keys.MANIFEST) else create(key, data)
-
-        copies._place.create = die_before_the_manifest  # type: ignore[method-assign]
         copies.save("unfinished", 1, GENESIS, state_of(3, 7))
         copies.close(wait=True)
 
@@ -304,22 +310,22 @@ def test_rank_with_nothing_to_save_takes_part_in_the_exchange(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_rank_with_a_full_disk_takes_part_in_the_exchange(tmp_path: Path) -> None:
+def test_rank_with_a_full_disk_takes_part_in_the_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path, 2, 1)
 
     def work(rank: int) -> None:
-        copies = job.start(rank)
-        create = copies._place.create
+        create = DirectoryStore.create
 
-        def create_until_full(key: str, data: Any) -> bool:
+        def create_until_full(store: DirectoryStore, key: str, data: Any) -> bool:
             if rank == 0 and key.startswith(f"{keys.local_prefix('unfinished', 0)}00000002/") and "manifest" in key:
                 raise Retryable("No space left on device")
-            return create(key, data)
+            return create(store, key, data)
 
-        copies._place.create = create_until_full  # type: ignore[method-assign]
-        saved(copies, 1, 2, rank=rank)
-        assert copies._complete("unfinished", 0) == ([1] if rank == 0 else [2, 1])
-        assert copies._complete("unfinished", 1) == [2, 1]
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryStore, "create", create_until_full)
+            saved(job.start(rank), 1, 2, rank=rank)
+        assert complete(job.folder(rank), 0) == ([1] if rank == 0 else [2, 1])
+        assert complete(job.folder(rank), 1) == [2, 1]
         assert {path.parent.name for path in files(job.folder(0)) if "rank0" in path.parts} == {"00000001"}
         dist.barrier()
         copy = job.start(rank).load("unfinished", 2)
@@ -334,8 +340,8 @@ def test_saves_of_different_numbers_are_not_paired(tmp_path: Path) -> None:
     job = Job(tmp_path, 2, 1)
 
     def work(rank: int) -> None:
-        copies = saved(job.start(rank), 1 + rank, rank=rank)
-        assert copies._complete("unfinished", rank) == [1 + rank]
-        assert copies._complete("unfinished", 1 - rank) == []
+        saved(job.start(rank), 1 + rank, rank=rank)
+        assert complete(job.folder(rank), rank) == [1 + rank]
+        assert complete(job.folder(rank), 1 - rank) == []
 
     on_ranks(2, work)

@@ -7,7 +7,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.managers import Island, begin_run
+from tests.kit.managers import Island, begin_run, wait_for_copies
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
@@ -24,11 +24,10 @@ def test_peers_of_run_json_make_replicas_keep_copies(tmp_path: Path, monkeypatch
     store = MemoryStore()
     run = begin_run(store, "a", peers=PeerCopies(memory=False, every_s=7.0))
     island = Island(store, "a", minimum=1).take(4)
-    near = island.manager.lifecycle.log_follower.recorder._near
+    near = island.manager.lifecycle.log_follower.recorder.near
     assert near is not None
     assert near.every_s == 7.0
-    for saving in near._saving.values():  # type: ignore[attr-defined]
-        saving.result()
+    wait_for_copies(island.manager)
     island.stop()
     assert list(tmp_path.glob(f"skerry-*/{run.nonce}/a/{keys.local_prefix('checkpoints', 0)}*/manifest.json"))
     (folder,) = tmp_path.glob("skerry-*")

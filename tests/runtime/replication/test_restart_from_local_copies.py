@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import torch
 import torch.distributed as dist
-from tests.kit.managers import Island, together
+from tests.kit.managers import Island, together, wait_for_copies
 from tests.kit.ranks import on_ranks
 from tests.kit.stores import ReadRecorder
 
@@ -58,13 +58,8 @@ class Kept(Island):
         """Every copy of every step is complete."""
         for _ in range(steps):
             super().take(1)
-            self.wait_for_copies()
+            wait_for_copies(self.manager)
         return super().take(0) if steps == 0 else self
-
-    def wait_for_copies(self) -> None:
-        near = self.manager.lifecycle.log_follower.recorder._near
-        for saving in near._saving.values():  # type: ignore[union-attr]
-            saving.result()
 
 
 def trained(store: Store, folder: Path, slot: str = "a", **more: object) -> Kept:
@@ -86,7 +81,7 @@ def store() -> MemoryStore:
 
 def test_saves_within_a_round_cost_no_request_and_are_resumed(store: MemoryStore, tmp_path: Path) -> None:
     died = Kept(store, tmp_path).take(4)
-    died.wait_for_copies()
+    wait_for_copies(died.manager)
     assert store.list(keys.UNFINISHED) == []
     back = Kept(store, tmp_path, seed=5).take(0)
     assert back.progress == (0, 4)
@@ -96,7 +91,7 @@ def test_saves_within_a_round_cost_no_request_and_are_resumed(store: MemoryStore
 
 def test_restart_reads_no_state_from_the_bucket(store: MemoryStore, tmp_path: Path) -> None:
     died = Kept(store, tmp_path).take(2 * H + 3)
-    died.wait_for_copies()
+    wait_for_copies(died.manager)
     died.stop()
     back = Kept(store, tmp_path, seed=5).take(0)
     assert back.progress == (2, 3)
@@ -144,7 +139,7 @@ def test_copy_that_receipts_contradict_is_not_used(store: MemoryStore, tmp_path:
 
 def test_save_in_the_bucket_at_a_stop_is_newer_than_the_copies(store: MemoryStore, tmp_path: Path) -> None:
     hourly = {"local_copies": LocalCopies(folder=tmp_path, every=timedelta(hours=1)), "keep_unfinished": AT_ONCE * 4e9}
-    Kept(store, tmp_path, keep_unfinished=timedelta(hours=1)).take(2).wait_for_copies()
+    wait_for_copies(Kept(store, tmp_path, keep_unfinished=timedelta(hours=1)).take(2).manager)
     Kept(store, tmp_path, seed=5, **hourly).take(2).stop()
     assert Kept(store, tmp_path, seed=6, **hourly).take(0).progress == (0, 4)
 
@@ -174,7 +169,7 @@ def test_ranks_on_a_new_machine_get_their_state_from_peers(tmp_path: Path) -> No
         address["store_port"] = int((tmp_path / "port").read_text())
         store, machine = DirectoryStore(tmp_path / "bucket"), tmp_path / f"machine{rank}"
         died = Kept(store, machine, seed=rank, **address).take(2 * H + 3)
-        died.wait_for_copies()
+        wait_for_copies(died.manager)
         expected = died.state
         died.stop()
         dist.barrier()

@@ -10,12 +10,13 @@ import traceback
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.http_server import HttpReply, HttpServer
 from tests.support.clocks import FakeClock
 from tests.support.s3server import S3Server
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.store import Data, list_folders, obstore_clients, open_store
+from skerry.runtime.store import Data, list_folders, open_store
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.probe import ABANDONED_S, PREFIX, probe
 
@@ -202,8 +203,15 @@ def test_probe_prefix_is_the_one_in_keys() -> None:
 
 
 def test_bucket_of_a_mirror_is_signed_for_in_its_own_region() -> None:
-    environment = {"AWS_REGION": "us-east-1", "SKERRY_BUCKET_REGION_0": "acme-west=us-west-2"}
-    regions = {
-        bucket: obstore_clients._s3_config(bucket, environment, "").get("region") for bucket in ("acme", "acme-west")
+    environment = {
+        "AWS_REGION": "us-east-1",
+        "SKERRY_BUCKET_REGION_0": "acme-west=us-west-2",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
     }
-    assert regions == {"acme": "us-east-1", "acme-west": "us-west-2"}
+    with HttpServer(lambda _: HttpReply(404)) as server:
+        environment["AWS_ENDPOINT_URL"] = f"http://{server.host}"
+        for bucket in ("acme", "acme-west"):
+            assert open_store(f"s3://{bucket}/run", environment=environment).read("a") is None
+    regions = [request.headers["authorization"].split("/")[2] for request in server.requests]
+    assert regions == ["us-east-1", "us-west-2"]

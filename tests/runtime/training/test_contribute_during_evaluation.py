@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.kit.events import logged_events
+from tests.kit.fragments import originals_in
 from tests.kit.managers import (
     Island,
     assert_same_parameters,
@@ -134,9 +135,7 @@ def train(replica: Replica, seen: list[tuple[int, bool, bool]]) -> None:
         return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
     def evaluate() -> dict[str, float]:
-        shared = torch.cat(
-            [tensor.flatten() for part in diloco._fragments for tensor in part.original_parameters.values()]
-        )
+        shared = torch.cat([tensor.flatten() for part in originals_in(diloco) for tensor in part.values()])
         seen.append((manager.current_step(), torch.equal(own(), shared), torch.equal(own(), after[-1])))
         return {"val_loss": float(manager.current_step())}
 

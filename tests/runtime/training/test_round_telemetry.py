@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.fragments import fragments_in
 from tests.kit.managers import Island, begin_run, contributions, manager_of, receipts, together
 from tests.support.clocks import StandingClock
 
@@ -217,7 +218,7 @@ def test_receipt_names_the_parameter_that_is_not_finite(store: MemoryStore, para
     sound = Island(store, "a", sync_every=SYNC_EVERY, minimum=1)
     other = Poisoned(store, "b", poisoned=parameter, seed=1, minimum=1)
     for replica in (sound, other):
-        (fragment,) = replica.diloco._fragments
+        (fragment,) = fragments_in(replica.diloco)
         fragment.use_bucketization = tensors == "one bucket"
         fragment.bucket_cap_mb = 1 << 20
     together([lambda: sound.train(1), lambda: other.train(1)])

@@ -1,7 +1,7 @@
 """The section `replication` of a spec: further places that can carry a run on, and the checks of each line.
 
 A line that protects against nothing new is a problem: it costs money and gives a false sense of safety. The checks read
-the document; only `_same_disk` looks at this machine, for folders.
+the document; only `same_disk` looks at this machine, for folders.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _nothing_new(
             what = "folder" if to.startswith(store_uri.FILE) else "bucket"
             return f"protects against nothing: it is in the {what} of {named}; name another {what}"
         if to.startswith(store_uri.FILE) and other.startswith(store_uri.FILE):
-            if _same_disk(folder, to, other):
+            if same_disk(folder, to, other):
                 return (
                     f"protects against nothing: it is on the disk of {named}, and is lost with it; name a bucket, or "
                     "a folder of another disk or machine"
@@ -304,7 +304,7 @@ def _domain(document: Document, kinds: TargetKinds, where: Where, place: str) ->
     return (cloud, region) if isinstance(region, str) else None
 
 
-def _same_disk(folder: Path, first: str, second: str) -> bool:
+def same_disk(folder: Path, first: str, second: str) -> bool:
     """True if both folders are, or would be created, on one file system of this machine."""
     devices: set[int] = set()
     for place in (first, second):

@@ -91,7 +91,7 @@ class Recorder:
         self.saving: Future[None] | None = None  # the checkpoint that this replica has written last
         self._last_turn: tuple[int, Xxh128 | None] = (-1, None)  # -1 if not its turn; digest if saved
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
-        self._near = near
+        self.near = near
         self.near_round = -1  # the last round of which `near` was given a copy; the same on all ranks
         self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of, near)
         self._recorded = 0
@@ -166,9 +166,9 @@ class Recorder:
         elif self._train.rank == 0 and checkpoint_every is not None:
             turn = position.round // checkpoint_every if self._author(position, checkpoint_every) else None
             self._pool.submit(self._collect, position.round, partial(self._collector.collect_own, position, turn))
-        if whole.near and self._near is not None:
+        if whole.near and self.near is not None:
             self.near_round = position.round
-            self._near.save("checkpoints", position.round, position.previous, snapshot)
+            self.near.save("checkpoints", position.round, position.previous, snapshot)
         if checkpoint_every is not None:  # while it follows, only the state at the head is compared
             self._comparisons.submit(receipt, position.members)
 
@@ -303,8 +303,8 @@ class Recorder:
     def close(self, *, wait: bool) -> None:
         """Stops the background thread. wait: first write everything that was submitted."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
-        if self._near is not None:
-            self._near.close(wait=False)  # a peer that is gone must not hold up a stop; an older copy will do
+        if self.near is not None:
+            self.near.close(wait=False)  # a peer that is gone must not hold up a stop; an older copy will do
 
     def _author(self, position: LogPosition, checkpoint_every: int | None) -> str | None:
         """Returns the member that writes this round's checkpoint, in rotation; None if none is due."""
@@ -324,7 +324,7 @@ class Recorder:
 
     def _may_save_near(self, position: LogPosition, checkpoint_every: int | None) -> bool:
         """A copy on the machine is due, and the last one is written: memory is bounded to one snapshot for each."""
-        if self._near is None or not self._state or self._near.is_saving("checkpoints"):
+        if self.near is None or not self._state or self.near.is_saving("checkpoints"):
             return False
         return is_due(position, checkpoint_every, self._log)
 

@@ -96,7 +96,7 @@ class Phase:
             self._send(out)
             self._wait(works)
         else:
-            self._move_by_device(out, into)
+            self.move_by_device(out, into)
 
     def _send(self, out: Transfers) -> None:
         """Send all pieces, at most PACKED of them from memory that they are packed into."""
@@ -118,7 +118,7 @@ class Phase:
         self._wait([*works, *(work for _, work in packed)])
         self._memory += [memory for memory, _ in packed]
 
-    def _move_by_device(self, out: Transfers, into: Transfers) -> None:
+    def move_by_device(self, out: Transfers, into: Transfers) -> None:
         """Move one piece for each peer and direction at a time, through the device."""
         device = self._device(self._group)
         queues = [_by_rank(_pieces(direction, DEVICE_PIECE_BYTES)) for direction in (out, into)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import boto3
 from botocore.session import get_session
 from botocore.validate import ParamValidator
 from tests.infra import kit
-from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import pytest
+    from botocore.config import Config
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired
@@ -52,23 +53,21 @@ class Listener(kit.Listener):
 
 def share_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share clients between commands: they are slow to create and hold no state of ours."""
+    create = boto3.Session.client
 
-    def shared(aws: Aws, *arguments: Any) -> Any:
-        if aws.login is not None:  # its keys are of this command
-            return _NEW_CLIENT(aws, *arguments)
-        # Only these count: pytest sets a variable for each test, and no client would be used twice.
-        own = {name: value for name, value in aws._environment.items() if name.startswith("AWS_")}
-        return _client(tuple(sorted(own.items())), *arguments)
+    def shared(session: boto3.Session, service: str, *, config: Config, **place: Any) -> Any:
+        keys = session.get_credentials()
+        if keys is None or keys.method != "explicit":  # of a login, which is of this command
+            return create(session, service, config=config, **place)
+        options = (service, keys.access_key, keys.secret_key, keys.token, str(config.retries), *sorted(place.items()))
+        if options not in _CLIENTS:
+            _CLIENTS[options] = create(session, service, config=config, **place)
+        return _CLIENTS[options]
 
-    monkeypatch.setattr(Aws, "_new_client", shared)
+    monkeypatch.setattr(boto3.Session, "client", shared)
 
 
-_NEW_CLIENT: Final = Aws._new_client
-
-
-@cache
-def _client(environment: tuple[tuple[str, str], ...], *arguments: Any) -> Any:
-    return _NEW_CLIENT(Aws(FakeClock(), dict(environment)), *arguments)
+_CLIENTS: Final[dict[object, Any]] = {}
 
 
 def wanted(resource: Resource, run: str = RUN, generation: int = 0, **extra: str) -> Desired:

@@ -14,6 +14,7 @@ from skerry.infra.clouds.google.gcs import Bucket, BucketLook, Buckets, create_r
 from skerry.infra.provision.handler import Condition, Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 from skerry.runtime.store import open_store
+from skerry.testing.google.shared_state import Project
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -47,7 +48,7 @@ class TestBuckets(GoogleHandlerSuite, BucketSuite):
     @pytest.fixture(autouse=True)
     def _store(self, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = open_store("gs://acme-runs", environment=sandbox.environment)
-        self._patch, self._project = monkeypatch, sandbox._state
+        self._patch = monkeypatch
 
     def put(self, google: Google, key: str) -> None:
         self.put_bytes(google, key, b"12345")
@@ -67,7 +68,7 @@ class TestBuckets(GoogleHandlerSuite, BucketSuite):
 
     def set_time(self, google: Google, time: datetime) -> None:
         del google
-        self._patch.setattr(self._project, "now", lambda: time)
+        self._patch.setattr(Project, "now", lambda _: time)
 
     def make_foreign(self, google: Google) -> None:
         make(google, self.FOREIGN.upper(), **UNIFORM)

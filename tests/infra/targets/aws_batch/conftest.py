@@ -66,7 +66,7 @@ def aws(shared: Aws, emulation: None) -> Aws:
     """
     del emulation
     for backend in batch_backends[ACCOUNT].values():
-        backend._jobs.clear()
+        backend._jobs.clear()  # noqa: SLF001  moto has no other way
         backend.reset()
     for place in ec2_backends[ACCOUNT].values():
         place.launch_templates.clear()

@@ -59,7 +59,7 @@ class Scene(kit.Scene):
 
 def job_of(state_record: StateRecord) -> Any:
     """Return the job object of the emulation."""
-    return batch_backends[ACCOUNT.number][state_record.region]._jobs[state_record.outputs["id"]]
+    return batch_backends[ACCOUNT.number][state_record.region]._jobs[state_record.outputs["id"]]  # noqa: SLF001  moto has no other way
 
 
 def multiply(state_record: StateRecord, ids: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ def multiply(state_record: StateRecord, ids: Sequence[str]) -> None:
     for name in ids:
         twin = copy.copy(job_of(state_record))
         twin.job_id = name
-        batch_backends[ACCOUNT.number][state_record.region]._jobs[name] = twin
+        batch_backends[ACCOUNT.number][state_record.region]._jobs[name] = twin  # noqa: SLF001  same
 
 
 def let_stop(state_record: StateRecord) -> None:
@@ -77,7 +77,7 @@ def let_stop(state_record: StateRecord) -> None:
 
 def set_status(job: str, status: str, reason: str | None = None) -> None:
     """Set the status as if Batch had changed it."""
-    emulated: Any = batch_backends[ACCOUNT.number]["us-east-1"]._jobs[job]
-    emulated.status = emulated._status = status
+    emulated: Any = batch_backends[ACCOUNT.number]["us-east-1"]._jobs[job]  # noqa: SLF001  same
+    emulated.status = emulated._status = status  # noqa: SLF001  same
     emulated.job_stopped = status in {"SUCCEEDED", "FAILED"}
     emulated.job_stopped_reason = reason

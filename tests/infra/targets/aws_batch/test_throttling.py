@@ -111,7 +111,7 @@ class Service:
 
 def _response(request: Any, status: int, body: dict[str, object], error: str = "") -> AWSResponse:
     response = AWSResponse(request.url, status, {"x-amzn-ErrorType": error} if error else {}, None)
-    response._content = json.dumps(body).encode()
+    response._content = json.dumps(body).encode()  # noqa: SLF001  of requests
     return response
 
 
