@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from skerry.infra.spec.section import Section, or_default, shaped
+from skerry.infra.spec.store_uri import CLOUDS
 from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ _CLOUD_OF_SECRET: Final[Mapping[str, Cloud]] = {
     "kubernetes_secret": "kubernetes",
     "environment": None,
 }
-_CLOUD_OF_SCHEME: Final = {"s3": "aws", "gs": "google"}
 _EXAMPLES: Final[Mapping[Cloud, str]] = {
     "aws": f"{{aws_secretsmanager: {_SECRET_EXAMPLE}}}",
     "google": f"{{google_secret: {_GOOGLE_EXAMPLE}}}",
@@ -292,7 +292,7 @@ def _uri_problem(text: str) -> str | None:
     parts = urlsplit(text)
     if parts.scheme == "file":
         return "must be a path for a folder of this machine; remove file://"
-    if parts.scheme not in _CLOUD_OF_SCHEME:
+    if parts.scheme not in CLOUDS:
         return f"must be s3://bucket/prefix, gs://bucket/prefix or a path; there is no data at {parts.scheme}://"
     if _BUCKET.fullmatch(parts.netloc) is None:
         return f"must name a bucket; write e.g. {parts.scheme}://acme-data/corpus"
@@ -357,7 +357,7 @@ def _data_place(
     # This machine, and a site of the user's own, have what credentials and folders the user gives them.
     if not isinstance(text, str) or _uri_problem(text) is not None:
         return
-    of = _CLOUD_OF_SCHEME[urlsplit(text).scheme] if "://" in text else None
+    of = CLOUDS[urlsplit(text).scheme] if "://" in text else None
     is_reached = of == cloud if cloud in _WORDS else of is not None or options.SEES_FOLDERS
     if is_reached:
         return

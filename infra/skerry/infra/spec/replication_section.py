@@ -33,7 +33,6 @@ MOST_USD: Final = 10_000_000
 _PEERS_EVERY: Final = timedelta(seconds=30)
 _OF_PEERS: Final = ("copies", "apart", "memory")
 _OF_STORES: Final = ("log", "private", "max_usd", "region", "byo")
-_CLOUDS: Final = {"s3": "aws", "gs": "google"}
 _REGIONS: Final = {"aws": "us-west-2", "google": "europe-west4"}
 
 Every: TypeAlias = int | timedelta
@@ -250,7 +249,7 @@ def _unreachable(document: Document, kinds: TargetKinds, line: Where, to: str) -
         yield document.problem((*line, "to"), f"{text}; {remedy}")
         return
     region = document.value((*line, "region"))
-    if region is not None and scheme not in _CLOUDS:
+    if region is not None and scheme not in store_uri.CLOUDS:
         yield document.problem((*line, "region"), f"has no effect for a store at {scheme}://; remove it", key=True)
 
 
@@ -290,7 +289,7 @@ def _bucket(folder: Path, place: str) -> str:
 
 def _domain(document: Document, kinds: TargetKinds, where: Where, place: str) -> tuple[str, str] | None:
     """The cloud and the region of a bucket that is created; None for others, and if the spec does not decide them."""
-    cloud = _CLOUDS.get(place.partition("://")[0])
+    cloud = store_uri.CLOUDS.get(place.partition("://")[0])
     byo: Where = ("byo",) if where == ("store",) else (*where, "byo")
     if cloud is None or document.value((*byo, "bucket")) is True:
         return None

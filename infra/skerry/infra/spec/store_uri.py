@@ -8,6 +8,8 @@ from typing import Final
 from urllib.parse import unquote
 
 FILE: Final = "file://"
+CLOUDS: Final = {"s3": "aws", "gs": "google"}
+"""The cloud of a bucket, by the scheme of its URI."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _ROUND: Final = re.compile(r"(.+)@(\d{1,8})", re.ASCII)
 _SCHEMES: Final = ("file", "s3", "gs", "az", "hf")
