@@ -63,6 +63,22 @@ class Listener:
             self._left = 0
 
 
+def record_of(kind: type[Resource], generation: int = 0) -> StateRecord:
+    """The record of the job of a-0, of a kind of job."""
+    return StateRecord(
+        address=f"{kind.KIND}.a-0",
+        kind=kind.KIND,
+        name="job",
+        generation=generation,
+        region="us-east-1",
+        life=kind.LIFE,
+        brought=False,
+        settings={},
+        outputs={"id": "42", "name": "job", "arn": "arn:1"},
+        needs=(),
+    )
+
+
 def wanted(resource: Resource, run: str, generation: int = 0, **extra: str) -> Desired:
     return Desired(resource=resource, generation=generation, run=run, settings=resource.settings(), extra=extra)
 

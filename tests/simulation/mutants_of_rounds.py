@@ -147,19 +147,19 @@ def _(patch: Patch) -> None:
 
 @mutant("membership", "the loser of a claim takes the incarnation too")
 def _(patch: Patch) -> None:
-    claim = slot_claim_and_heartbeats.Presence._claim
+    claim = slot_claim_and_heartbeats.claim_slot
 
-    def trusting(self: slot_claim_and_heartbeats.Presence) -> int:
-        create = self._log.create
+    def trusting(log: RunLog, *others: Any) -> int:
+        create = log.create
         with pytest.MonkeyPatch.context() as inner:
 
             def mine(key: str, record: Any) -> Any:
                 return Stored(record, create(key, record).digest)
 
-            inner.setattr(self._log, "create", mine)
-            return claim(self)
+            inner.setattr(log, "create", mine)
+            return claim(log, *others)
 
-    patch.setattr(slot_claim_and_heartbeats.Presence, "_claim", trusting)
+    patch.setattr(slot_claim_and_heartbeats, "claim_slot", trusting)
 
 
 # rounds.py

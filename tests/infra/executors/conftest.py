@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.clouds.aws.account import share_clients
+from tests.infra.services import hub, huggingface, modal, modal_cloud
 from tests.support.batchplace import make_place, make_role
 
 from skerry.testing.google.sandbox import GoogleSandbox
-from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
-from skerry.testing.modal_cloud import ModalSandbox
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.batchplace import Place
+
+__all__ = ["hub", "huggingface", "modal", "modal_cloud"]
 
 
 @pytest.fixture(scope="module")
@@ -68,30 +69,3 @@ def google(project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     project.reset()
     yield project
     assert not project.violations
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[HuggingFaceSandbox]:
-    with HuggingFaceSandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def huggingface(hub: HuggingFaceSandbox) -> Iterator[HuggingFaceSandbox]:
-    hub.reset()
-    yield hub
-    assert hub.violations == []
-
-
-@pytest.fixture(scope="module")
-def modal_cloud() -> Iterator[ModalSandbox]:
-    with ModalSandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def modal(modal_cloud: ModalSandbox, monkeypatch: pytest.MonkeyPatch) -> ModalSandbox:
-    modal_cloud.reset()
-    for name, value in modal_cloud.environment.items():
-        monkeypatch.setenv(name, value)
-    return modal_cloud

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.accounts import aws_account, aws_sandbox, quick
+from tests.infra.services import hub, huggingface, modal, modal_cloud
 from tests.infra.targets.runs import (
     BatchRun,
     ClusterAndAccount,
@@ -18,17 +19,17 @@ from tests.infra.targets.runs import (
 )
 
 from skerry.testing.google.sandbox import GoogleSandbox
-from skerry.testing.huggingface import HuggingFaceSandbox
 from skerry.testing.kubernetes import KubernetesSandbox
-from skerry.testing.modal_cloud import ModalSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from skerry.testing.huggingface import HuggingFaceSandbox
+    from skerry.testing.modal_cloud import ModalSandbox
     from skerry.testing.sandbox import Sandbox
 
-__all__ = ["aws_account", "aws_sandbox", "quick"]
+__all__ = ["aws_account", "aws_sandbox", "hub", "huggingface", "modal", "modal_cloud", "quick"]
 
 
 @pytest.fixture(scope="session")
@@ -65,36 +66,9 @@ def kubernetes_place(kubernetes_sandbox: KubernetesSandbox, aws_sandbox: Sandbox
     return ClusterAndAccount(kubernetes_sandbox, aws_sandbox)
 
 
-@pytest.fixture(scope="session")
-def hub() -> Iterator[HuggingFaceSandbox]:
-    with HuggingFaceSandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def huggingface(hub: HuggingFaceSandbox) -> Iterator[HuggingFaceSandbox]:
-    hub.reset()
-    yield hub
-    assert hub.violations == []
-
-
 @pytest.fixture
 def hf_jobs_place(huggingface: HuggingFaceSandbox, aws_sandbox: Sandbox) -> ClusterAndAccount:
     return ClusterAndAccount(huggingface, aws_sandbox)
-
-
-@pytest.fixture(scope="session")
-def modal_cloud() -> Iterator[ModalSandbox]:
-    with ModalSandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture
-def modal(modal_cloud: ModalSandbox, monkeypatch: pytest.MonkeyPatch) -> ModalSandbox:
-    modal_cloud.reset()
-    for name, value in modal_cloud.environment.items():
-        monkeypatch.setenv(name, value)
-    return modal_cloud
 
 
 @pytest.fixture

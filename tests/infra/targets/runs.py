@@ -196,9 +196,9 @@ class ClusterAndAccount:
         self.account.reset()
 
 
-class KubernetesRun(TargetRun):
-    KIND = "kubernetes_job"
-    CREATE = "kubernetes:apply jobs"
+class RunBesideAccount(TargetRun):
+    """A run on a cluster or another service, with the store in AWS."""
+
     CREATED: ClassVar = {"bucket": 1}
     IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
     sandbox: ClusterAndAccount
@@ -206,6 +206,11 @@ class KubernetesRun(TargetRun):
     @property
     def driver(self) -> Any:
         return self.sandbox.jobs
+
+
+class KubernetesRun(RunBesideAccount):
+    KIND = "kubernetes_job"
+    CREATE = "kubernetes:apply jobs"
 
     def group(self, count: int, options: str) -> str:
         """options: of the target; the Secret of the sandbox unless it is `keyless`."""
@@ -218,33 +223,20 @@ class KubernetesRun(TargetRun):
         return sum(not {"Complete", "Failed"} & set(types) for types in conditions)
 
 
-class HfJobsRun(TargetRun):
+class HfJobsRun(RunBesideAccount):
     KIND = "hf_jobs_job"
     CREATE = "huggingface:RunJob"
-    CREATED: ClassVar = {"bucket": 1}
-    IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
-    sandbox: ClusterAndAccount
-
-    @property
-    def driver(self) -> Any:
-        return self.sandbox.jobs
 
     def group(self, count: int, options: str) -> str:
         del options
         return HF_JOBS_GROUP.format(count=count)
 
 
-class ModalRun(TargetRun):
+class ModalRun(RunBesideAccount):
     KIND = "modal_job"
     CREATE = "modal:SandboxCreateV2"
     CREATED: ClassVar = {"bucket": 1, "app": 1}
     REPEATS = True
-    IMAGE = f"ghcr.io/acme/skerry@sha256:{DIGEST}"
-    sandbox: ClusterAndAccount
-
-    @property
-    def driver(self) -> Any:
-        return self.sandbox.jobs
 
     def group(self, count: int, options: str) -> str:
         del options

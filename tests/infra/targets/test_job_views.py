@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from huggingface_hub import JobInfo
+from tests.infra.kit import record_of
 from tests.infra.targets.tables import read_cases
 
 from skerry.infra.executors.cloud_executor_base import ending_of
-from skerry.infra.provision.handler import StateRecord
 from skerry.infra.targets.aws_batch import job_views as batch
 from skerry.infra.targets.aws_batch.resource_types import Job as BatchJob
 from skerry.infra.targets.hf_jobs import labelled_jobs_service as hf_jobs
@@ -25,7 +25,6 @@ from skerry.infra.targets.vertex import job_views as vertex
 from skerry.infra.targets.vertex.resource_types import Job as CustomJob
 
 if TYPE_CHECKING:
-    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.target_and_store_interfaces import JobView
 
 STARTED = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -40,21 +39,6 @@ TRAINING_ROW: dict[str, Any] = {
     "StoppingCondition": {"MaxRuntimeInSeconds": 60},
     "OutputDataConfig": {"S3OutputPath": "s3://acme/x"},
 }
-
-
-def record_of(kind: type[Resource], generation: int = 0) -> StateRecord:
-    return StateRecord(
-        address=f"{kind.KIND}.a-0",
-        kind=kind.KIND,
-        name="job",
-        generation=generation,
-        region="us-east-1",
-        life=kind.LIFE,
-        brought=False,
-        settings={},
-        outputs={"id": "42", "name": "job", "arn": "arn:1"},
-        needs=(),
-    )
 
 
 def view_batch(status: str, reason: str = "", container: str = "", code: str = "", **row: Any) -> JobView:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.handler_helpers import Absent, ownership
 from skerry.infra.provision.target_and_store_interfaces import Check
-from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,13 +50,15 @@ class RegistryImage:
         return self.reference.startswith("sha256:")
 
 
-def guarded_check(name: str, look: Callable[[], Check]) -> Check:
-    """The check; a failed or undecided one if a call raises."""
+def guarded_check(
+    name: str, look: Callable[[], Check], advice: str = "ask for the permission, or use other credentials"
+) -> Check:
+    """The check; a failed or undecided one if a call raises. advice: if that lacks a permission."""
     try:
         return look()
     except Unauthorized as error:
-        return Check(name=name, ok=False, text=str(error), advice="ask for the permission, or use other credentials")
-    except Invalid as error:
+        return Check(name=name, ok=False, text=str(error), advice=advice)
+    except (Invalid, Conflict) as error:
         return Check(name=name, ok=False, text=str(error))
     except Retryable as error:
         return Check(name=name, ok=None, text=str(error))

@@ -7,7 +7,6 @@ before that (damaged code, a script that cannot start, an out-of-memory kill) it
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +17,7 @@ from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Moved, Ske
 from skerry.runtime.failure_text import OUT_OF_MEMORY, shortened
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat, Member, Outcome
+from skerry.runtime.protocol.slot_claim_and_heartbeats import claim_slot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,7 +160,7 @@ class OutcomeRecorder:
         if incarnation is None:
             if exit_decision.status in {"done", "stopped"}:
                 return False
-            incarnation = self._claim()
+            incarnation = claim_slot(self._log, self.slot, self._clock, self._place, self._software)
         key = keys.outcome(self.slot, incarnation)
         if self._log.store.read(key) is not None:
             return False
@@ -208,24 +208,6 @@ class OutcomeRecorder:
             if data is not None and Member.parse(data, key).host == socket.gethostname():
                 return number
         return None
-
-    def _claim(self) -> int:
-        number = self._newest() + 1
-        while True:
-            member = Member(
-                run=self._log.run.nonce,
-                slot=self.slot,
-                incarnation=number,
-                nonce=self._clock.nonce(),
-                host=socket.gethostname(),
-                process=os.getpid(),
-                created=self._clock.utc_text(),
-                place=self._place,
-                software=self._software,
-            )
-            if self._log.create(keys.member(self.slot, number), member).record.nonce == member.nonce:
-                return number
-            number += 1
 
     def _last_heartbeat(self, incarnation: int) -> Heartbeat | None:
         with contextlib.suppress(SkerryError):

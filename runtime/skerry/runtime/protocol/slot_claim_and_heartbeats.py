@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import MirrorState, Place, Software
     from skerry.runtime.protocol.quorum import Policy
-    from skerry.runtime.store import Entry
 
 
 # A heartbeat is late after this many intervals plus a second: half of the time after which a replica counts as dead.
@@ -81,9 +80,7 @@ class Presence:
     ) -> None:
         """Claim the next incarnation of `slot`. interval_s: between two heartbeats. The rest: of this process."""
         self.slot = check_slot(slot)
-        self._place = place
         self.region = None if place is None else place.region
-        self._software = software
         self._log = log
         self._clock = clock
         self._interval_s = interval_s
@@ -100,7 +97,7 @@ class Presence:
         self._thread: threading.Thread | None = None
         self.mirrors: Callable[[], tuple[MirrorState, ...] | None] = lambda: None
         """For the heartbeats: those to which this replica copies."""
-        self.incarnation = self._claim()
+        self.incarnation = claim_slot(log, slot, clock, place, software)
         emit("joined", {"slot": slot, "incarnation": self.incarnation})
 
     @property
@@ -228,25 +225,6 @@ class Presence:
     def _is_owned(self, known_s: float) -> bool:
         """A look of the last `known_s` seconds has shown that no newer incarnation has claimed this slot."""
         return self._clock.now() - self._owned_at < known_s
-
-    def _claim(self) -> int:
-        taken = map(_incarnation, self._log.store.list(keys.members_prefix(self.slot)))
-        incarnation = max((number + 1 for number in taken if number is not None), default=0)
-        while True:
-            mine = Member(
-                run=self._log.run.nonce,
-                slot=self.slot,
-                incarnation=incarnation,
-                nonce=self._clock.nonce(),
-                host=socket.gethostname(),
-                process=os.getpid(),
-                created=self._clock.utc_text(),
-                place=self._place,
-                software=self._software,
-            )
-            if self._log.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
-                return incarnation
-            incarnation += 1
 
     def _change(self, change: Callable[[Progress], Progress], *, last: bool = False) -> bool:
         """Returns True if it changed anything. last: later changes have no effect; an exchange may still be running."""
@@ -384,12 +362,24 @@ class WorkMonitor:
         )
 
 
-def _incarnation(entry: Entry) -> int | None:
-    """The incarnation of a claim; None for an object that is not skerry's."""
-    try:
-        return keys.incarnation_of(entry.key)
-    except Invalid:
-        return None
+def claim_slot(log: RunLog, slot: str, clock: Clock, place: Place | None, software: Software | None) -> int:
+    """Claim a slot for this process; the number of its incarnation, the lowest above all others."""
+    incarnation = keys.newest_incarnation([entry.key for entry in log.store.list(keys.members_prefix(slot))]) + 1
+    while True:
+        mine = Member(
+            run=log.run.nonce,
+            slot=slot,
+            incarnation=incarnation,
+            nonce=clock.nonce(),
+            host=socket.gethostname(),
+            process=os.getpid(),
+            created=clock.utc_text(),
+            place=place,
+            software=software,
+        )
+        if log.create(keys.member(slot, incarnation), mine).record.nonce == mine.nonce:
+            return incarnation
+        incarnation += 1
 
 
 def _updated(before: ObservedHeartbeat | None, heartbeat: Heartbeat, now: float) -> ObservedHeartbeat:

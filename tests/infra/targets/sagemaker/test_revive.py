@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.infra.deploy.account import skerry
-from tests.infra.kit import of_kind
+from tests.infra.kit import of_kind, record_of
+from tests.infra.targets import revival
 from tests.infra.targets.sagemaker.kit import context_of, graph_of
 from tests.support.clocks import FakeClock
 
@@ -17,12 +18,9 @@ from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_state
-from skerry.infra.provision.graph import Life
-from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.infra.targets.sagemaker import job_views
-from skerry.runtime.container.choose_jobs_to_restart import Start, decide
+from skerry.infra.targets.sagemaker.resource_types import Job
 from skerry.runtime.container.sagemaker_peer_jobs import SageMakerPeerJobs, may_help
-from skerry.runtime.contract import Revival
 from skerry.runtime.errors import Conflict
 from skerry.testing.aws.conditions import glob, holds, training_job_context
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from tests.infra.targets.runs import SageMakerRun
 
-    from skerry.runtime.container.choose_jobs_to_restart import PeerJob
     from skerry.testing.calls import Call
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -39,35 +36,22 @@ OPTIONS: Final = "revive: peers"
 ARN: Final = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
 
 
-class Group:
-    """A run of two jobs, a-0 and a-1, and the view that a-0 has of them."""
-
-    def __init__(self, run: SageMakerRun, options: str = OPTIONS) -> None:
-        self.run, self.operator, self.training = run, run.operator(options=options), run.sandbox.training
-        assert self.operator.apply().ok
-        self.first = run.jobs(self.operator)
+class Group(revival.Group):
+    def __init__(self, run: SageMakerRun) -> None:
+        self.training = run.sandbox.training
+        super().__init__(run, OPTIONS)
 
     def peers(self, job: str | None = None) -> SageMakerPeerJobs:
         return SageMakerPeerJobs(ARN + (job or self.first["a-0"]), "a", self.run.environment, FakeClock())
-
-    def newest(self, slot: str = "a-1") -> PeerJob:
-        return max((job for job in self.peers().list() if job.slot == slot), key=lambda job: job.created_s)
-
-    def lose(self) -> Start:
-        """End the newest job of a-1, and decide about it as a-0 does."""
-        self.training.finish(self.newest().key, 10)
-        peers, revival = self.peers(), Revival(after_s=1.0, limit=9, window_s=None)
-        decision = decide([job for job in peers.list() if job.slot == "a-1"], peers.read_loss, 0.0, revival)
-        assert isinstance(decision, Start)
-        return decision
-
-    def revive(self) -> str:
-        return self.peers().start_next(self.lose())
 
 
 @pytest.fixture
 def group(sagemaker_run: SageMakerRun) -> Group:
     return Group(sagemaker_run)
+
+
+class TestRevival(revival.RevivalSuite):
+    """On SageMaker."""
 
 
 def described(group: Group, name: str) -> dict[str, Any]:
@@ -88,30 +72,6 @@ def test_revived_job_is_the_lost_one_with_the_next_number(group: Group) -> None:
     assert after.pop("tags") == {**before.pop("tags"), "skerry:generation": "1", "skerry:revived": lost}
     assert after == before
     assert {"RoleArn", "StoppingCondition", "Environment"} <= after.keys()
-
-
-def test_operator_sees_a_revived_job_as_the_job_of_its_slot(group: Group) -> None:
-    group.revive()
-    name = group.revive()
-    assert name.endswith("-g2")
-    assert group.run.jobs(group.operator) == {**group.first, "a-1": name}
-    assert group.operator.plan().plan.empty
-    group.run.creations()
-    assert group.operator.apply().ok
-    assert group.run.creations() == 0
-    assert [view.condition for _, view in working.list_jobs(group.operator.deployment())] == [Condition.READY] * 2
-
-
-@pytest.mark.parametrize("revived", [False, True])
-def test_job_beside_a_live_one_takes_no_place_and_is_destroyed(group: Group, *, revived: bool) -> None:
-    current = group.revive() if revived else group.first["a-1"]
-    peers, live = group.peers(), group.newest()
-    peers.start_next(Start(job=live, loss=peers.read_loss(live), generation=live.generation + 1))
-    assert group.run.jobs(group.operator) == {**group.first, "a-1": current}
-    assert group.operator.plan().plan.empty
-    assert group.run.live() == 3
-    assert group.operator.destroy().ok
-    assert group.run.live() == 0
 
 
 def test_later_apply_records_and_replaces_a_revived_job(group: Group) -> None:
@@ -164,20 +124,6 @@ def test_cancelled_job_is_not_revived(group: Group) -> None:
     # The other one ran, and its record is deleted with its end.
     assert working.stop_jobs(deployment, working.jobs_to_stop(deployment, ["a-0"])) == {}
     assert [job.slot for job in group.peers().list()] == ["a-1"]
-
-
-def test_job_revived_during_its_cancel_does_not_run(group: Group) -> None:
-    lost = group.lose()
-    deployment = group.operator.deployment()
-    to_stop = working.jobs_to_stop(deployment, ["a-1"])
-    name = group.peers().start_next(lost)
-    assert group.peers(name).superfluous() is None
-    assert working.stop_jobs(deployment, to_stop) == {}
-    assert group.peers(name).superfluous() == f"{lost.job.key}, which this job follows, was cancelled"
-    # What the operator starts has no such origin.
-    group.training.finish(name, 30)
-    assert group.operator.apply().ok
-    assert group.peers(group.run.jobs(group.operator)["a-1"]).superfluous() is None
 
 
 def test_second_replica_and_operator_start_no_second_job(group: Group) -> None:
@@ -325,16 +271,4 @@ def test_replicas_and_status_judge_a_failure_alike(reason: str) -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 1},
         "OutputDataConfig": {"S3OutputPath": "s3://b"},
     }
-    record = StateRecord(
-        address="sagemaker_job.a-0",
-        kind="sagemaker_job",
-        name="j",
-        generation=0,
-        region="us-east-1",
-        life=Life.JOB,
-        brought=False,
-        settings={},
-        outputs={},
-        needs=(),
-    )
-    assert may_help(reason) == job_views.view(record, row).again
+    assert may_help(reason) == job_views.view(record_of(Job), row).again

@@ -5,37 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from tests.infra.kit import record_of
+from tests.infra.targets import revival
 from tests.infra.targets.vertex.kit import trainer
 
 from skerry.infra.deploy import list_and_stop_jobs as working
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
-from skerry.infra.provision.graph import Life
-from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.infra.targets.vertex import job_views
-from skerry.runtime.container.choose_jobs_to_restart import Leave, Start, decide
+from skerry.infra.targets.vertex.resource_types import Job
+from skerry.runtime.container.choose_jobs_to_restart import Leave, Start
 from skerry.runtime.container.vertex_peer_jobs import VertexPeerJobs, may_help
-from skerry.runtime.contract import Revival
 from skerry.runtime.errors import Unauthorized
 
 if TYPE_CHECKING:
     from tests.infra.targets.runs import VertexRun
 
-    from skerry.runtime.container.choose_jobs_to_restart import Decision, PeerJob
 
 pytestmark = pytest.mark.usefixtures("quick")
-REVIVAL: Final = Revival(after_s=1.0, limit=9, window_s=None)
 
 
-class Group:
-    """A run of two jobs, a-0 and a-1, and the view that a-0 has of them."""
-
+class Group(revival.Group):
     def __init__(self, run: VertexRun, *, may_start: bool = True) -> None:
-        self.run, self.sandbox = run, run.sandbox
+        self.sandbox = run.sandbox
         self.email = trainer(run.sandbox, may_start=may_start)
-        self.operator = run.operator(options=f"revive: peers, byo: {{service_account: {self.email}}}")
-        assert self.operator.apply().ok
-        self.first = run.jobs(self.operator)
+        super().__init__(run, f"revive: peers, byo: {{service_account: {self.email}}}")
 
     def peers(self, job: str | None = None) -> VertexPeerJobs:
         environment = {
@@ -44,23 +38,6 @@ class Group:
         }
         place = f"projects/{self.sandbox.number}/locations/us-central1"
         return VertexPeerJobs(place, job or self.first["a-0"], environment)
-
-    def newest(self) -> PeerJob:
-        return max((job for job in self.peers().list() if job.slot == "a-1"), key=lambda job: job.generation)
-
-    def decide(self) -> Decision:
-        peers = self.peers()
-        return decide([job for job in peers.list() if job.slot == "a-1"], peers.read_loss, 0.0, REVIVAL)
-
-    def lose(self) -> Start:
-        """End the newest job of a-1, and decide about it as a-0 does."""
-        self.sandbox.jobs.finish(self.newest().key, 10)
-        decision = self.decide()
-        assert isinstance(decision, Start)
-        return decision
-
-    def revive(self) -> str:
-        return self.peers().start_next(self.lose())
 
     def described(self, number: str) -> dict[str, Any]:
         path = f"/v1/projects/{self.sandbox.project}/locations/us-central1/customJobs/{number}"
@@ -74,14 +51,14 @@ class Group:
         status, answer = self.sandbox.call("POST", path, body)
         assert status == 200, answer
 
-    @property
-    def live(self) -> int:
-        return len(self.sandbox.inventory().get("job", ()))
-
 
 @pytest.fixture
 def group(vertex_run: VertexRun) -> Group:
     return Group(vertex_run)
+
+
+class TestRevival(revival.RevivalSuite):
+    """On Vertex AI."""
 
 
 def test_revived_job_is_the_lost_one_with_the_next_number(group: Group) -> None:
@@ -93,31 +70,6 @@ def test_revived_job_is_the_lost_one_with_the_next_number(group: Group) -> None:
     assert revived["jobSpec"] == lost["jobSpec"]
     assert revived["displayName"] == f"{lost['displayName']}-g1"
     assert revived["labels"] == {**lost["labels"], "skerry-generation": "1", "skerry-revived": group.first["a-1"]}
-
-
-def test_operator_sees_a_revived_job_as_the_job_of_its_slot(group: Group) -> None:
-    group.revive()
-    name = group.revive()
-    assert group.run.jobs(group.operator) == {**group.first, "a-1": name}
-    assert group.operator.plan().plan.empty
-    group.run.creations()
-    assert group.operator.apply().ok
-    assert group.run.creations() == 0
-    assert [view.condition for _, view in working.list_jobs(group.operator.deployment())] == [Condition.READY] * 2
-    assert group.operator.apply("limits.max_hours=12").ok
-    assert group.live == 2
-
-
-@pytest.mark.parametrize("revived", [False, True])
-def test_job_beside_a_live_one_takes_no_place_and_is_destroyed(group: Group, *, revived: bool) -> None:
-    current = group.revive() if revived else group.first["a-1"]
-    peers, live = group.peers(), group.newest()
-    peers.start_next(Start(job=live, loss=peers.read_loss(live), generation=live.generation + 1))
-    assert group.run.jobs(group.operator) == {**group.first, "a-1": current}
-    assert group.operator.plan().plan.empty
-    assert group.live == 3
-    assert group.operator.destroy().ok
-    assert group.live == 0
 
 
 def test_destroy_leaves_no_job_of_a_revival(group: Group) -> None:
@@ -140,20 +92,6 @@ def test_cancelled_job_is_not_revived(group: Group) -> None:
     assert decision.reason == "its service has no record of a job"
     ((_, view),) = [pair for pair in working.list_jobs(group.operator.deployment()) if pair[1].slot == "a-1"]
     assert view.why == "stopped by `skerry cancel`; `skerry apply` starts it again"
-
-
-def test_job_revived_during_its_cancel_does_not_run(group: Group) -> None:
-    lost = group.lose()
-    deployment = group.operator.deployment()
-    to_stop = working.jobs_to_stop(deployment, ["a-1"])
-    name = group.peers().start_next(lost)
-    assert group.peers(name).superfluous() is None
-    assert working.stop_jobs(deployment, to_stop) == {}
-    assert group.peers(name).superfluous() == f"{lost.job.key}, which this job follows, was cancelled"
-    group.sandbox.jobs.finish(name, 30)
-    assert group.operator.apply().ok
-    assert group.peers(group.run.jobs(group.operator)["a-1"]).superfluous() is None
-    assert group.live == 2
 
 
 def test_second_of_two_jobs_with_one_number_does_not_run(group: Group) -> None:
@@ -192,7 +130,7 @@ def test_apply_that_planned_before_a_revival_takes_its_place(group: Group) -> No
     name = group.peers().start_next(lost)
     assert apply_plan(deployment, planned, lambda _: None, lambda _: None).ok
     current = group.run.jobs(group.operator)["a-1"]
-    assert (current != name, group.live) == (True, 2)
+    assert (current != name, group.run.live()) == (True, 2)
     assert group.peers(current).superfluous() is None
 
 
@@ -200,7 +138,7 @@ def test_account_without_the_right_to_act_as_itself_starts_nothing(vertex_run: V
     group = Group(vertex_run, may_start=False)
     with pytest.raises(Unauthorized, match="status=403"):
         group.revive()
-    assert group.live == 1
+    assert group.run.live() == 1
 
 
 MESSAGES: Final = (
@@ -225,16 +163,4 @@ MESSAGES: Final = (
 def test_replicas_and_status_judge_a_failure_alike(message: str, code: int) -> None:
     error = {"message": message, "code": code}
     row = {"name": "projects/1/locations/r/customJobs/2", "state": "JOB_STATE_FAILED", "error": error}
-    record = StateRecord(
-        address="vertex_job.a-0",
-        kind="vertex_job",
-        name="j",
-        generation=0,
-        region="us-central1",
-        life=Life.JOB,
-        brought=False,
-        settings={},
-        outputs={},
-        needs=(),
-    )
-    assert may_help(error) == job_views.view(record, row).again
+    assert may_help(error) == job_views.view(record_of(Job), row).again

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 from urllib.parse import quote
 
 from skerry.infra.clouds.google import owner_labels
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.graph import Json, Value
     from skerry.infra.provision.handler import Desired, StateRecord
+    from skerry.runtime.clock import Clock
 
+Change: TypeAlias = "Callable[[Mapping[str, Any]], dict[str, Any]]"
+"""Returns a policy with what is to change in it."""
 _VERSION: Final = 3
 _BETWEEN: Final = ": "
 # IAM's message for an account that is too new to be known everywhere.
@@ -116,7 +120,7 @@ class BucketBindings:
     def delete(self, record: StateRecord) -> None:
         """See Handler.delete."""
         bucket = record.outputs.get("bucket") or str(record.settings.get("bucket", ""))
-        delete_if_present(lambda: self._rewrite(bucket, lambda policy: self._without(policy, record.name)))
+        delete_if_present(lambda: self._rewrite(bucket, lambda policy: changed_policy(policy, record.name, ())))
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. Searches the run's own bucket; only a spec or a state names buckets with data."""
@@ -134,40 +138,18 @@ class BucketBindings:
     def _write(self, desired: Desired) -> Mapping[str, str]:
         bucket, ours = of(BucketBinding, desired).bucket, bindings_of(desired)
 
-        def change(policy: Mapping[str, Any]) -> dict[str, Any] | None:
+        def change(policy: Mapping[str, Any]) -> dict[str, Any]:
             seen = self._seen(desired, policy)
             if seen is not None:
                 check_owner(seen, desired, "binding", "delete it if it is not needed")
-            changed = changed_policy(policy, desired.name, ours)
-            return None if same_bindings(changed, policy) else changed
+            return changed_policy(policy, desired.name, ours)
 
         self._rewrite(bucket, change)
         return _outputs(desired.name, bucket)
 
-    def _rewrite(self, bucket: str, change: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> None:
-        """Read, change and write back, until no other write came between. change: None leaves it unchanged."""
-
-        def attempt() -> bool | None:
-            changed = change(self._call("GET", bucket))
-            try:
-                if changed is not None:
-                    self._call("PUT", bucket, changed)
-            except Conflict:
-                return None
-            except Invalid as error:
-                if isinstance(error, Absent) or not is_too_new(error):
-                    raise
-                return None
-            return True
-
+    def _rewrite(self, bucket: str, change: Change) -> None:
         with self._writing:
-            deadline = self._google.clock.now() + VISIBLE_S
-            wait_for(self._google.clock, f"the policy of the bucket {bucket} can be changed", deadline, attempt)
-
-    @staticmethod
-    def _without(policy: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-        changed = changed_policy(policy, name, ())
-        return None if same_bindings(changed, policy) else changed
+            rewrite_policy(self._google.clock, f"the bucket {bucket}", partial(self._call, bucket), change)
 
     def _seen(self, desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None:
         resource = of(BucketBinding, desired)
@@ -188,14 +170,16 @@ class BucketBindings:
 
     def _policy(self, bucket: str) -> dict[str, Any] | None:
         try:
-            return self._call("GET", bucket)
+            return self._call(bucket)
         except Absent:
             return None
 
-    def _call(self, method: str, bucket: str, body: Mapping[str, Json] | None = None) -> dict[str, Any]:
-        query = {"optionsRequestedPolicyVersion": str(_VERSION)} if body is None else None
+    def _call(self, bucket: str, changed: Mapping[str, Json] | None = None) -> dict[str, Any]:
         path = f"storage/v1/b/{quote(bucket, safe='')}/iam"
-        return self._google.call("storage", method, path, body=body, query=query)
+        if changed is None:
+            query = {"optionsRequestedPolicyVersion": str(_VERSION)}
+            return self._google.call("storage", "GET", path, query=query)
+        return self._google.call("storage", "PUT", path, body=changed)
 
 
 def _as_binding(bucket: str, rule: Json) -> Json:
@@ -238,7 +222,30 @@ def members_of(bindings: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(sorted({str(member) for binding in bindings for member in binding.get("members", ())}))
 
 
-def is_too_new(error: Invalid) -> bool:
+def rewrite_policy(clock: Clock, of_what: str, call: Callable[..., dict[str, Any]], change: Change) -> None:
+    """Read, change and write back, until no other write came between. What is not changed is not written.
+
+    call: reads the policy, or writes the one that it gets.
+    """
+
+    def attempt() -> bool | None:
+        policy = call()
+        changed = change(policy)
+        try:
+            if not same_bindings(changed, policy):
+                call(changed)
+        except Conflict:
+            return None
+        except Invalid as error:
+            if isinstance(error, Absent) or not _is_too_new(error):
+                raise
+            return None
+        return True
+
+    wait_for(clock, f"the policy of {of_what} can be changed", clock.now() + VISIBLE_S, attempt)
+
+
+def _is_too_new(error: Invalid) -> bool:
     """True if a policy was refused because an account is too new for the service to know it."""
     return _TOO_NEW in str(error)
 

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.bucket_bindings import (
+    Change,
     changed_policy,
-    is_too_new,
     mark_of,
     members_of,
     name_of,
-    same_bindings,
+    rewrite_policy,
 )
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.handler_helpers import VISIBLE_S, Absent, check_owner, of, text, wait_for
+from skerry.infra.clouds.handler_helpers import Absent, check_owner, of, text
 from skerry.infra.provision.graph import Resource, Text
 from skerry.infra.provision.handler import Observed
-from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.provision.graph import Json
@@ -116,38 +116,21 @@ class SecretBindings:
         del run, regions
         return ()
 
-    def _rewrite(self, secret: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        """Read, change and write back, until no other write came between."""
-
-        def attempt() -> bool | None:
-            policy = self._call("GET", secret)
-            changed = change(policy)
-            try:
-                if not same_bindings(changed, policy):
-                    self._call("POST", secret, {"policy": changed})
-            except Conflict:
-                return None
-            except Invalid as error:
-                if isinstance(error, Absent) or not is_too_new(error):
-                    raise
-                return None
-            return True
-
+    def _rewrite(self, secret: str, change: Change) -> None:
         with self._writing:
-            deadline = self._google.clock.now() + VISIBLE_S
-            wait_for(self._google.clock, f"the policy of {secret} can be changed", deadline, attempt)
+            rewrite_policy(self._google.clock, secret, partial(self._call, secret), change)
 
     def _policy(self, secret: str) -> dict[str, Any] | None:
         try:
-            return self._call("GET", secret)
+            return self._call(secret)
         except Absent:
             return None
 
-    def _call(self, method: str, secret: str, body: Mapping[str, Json] | None = None) -> dict[str, Any]:
-        if body is None:
+    def _call(self, secret: str, changed: Mapping[str, Json] | None = None) -> dict[str, Any]:
+        if changed is None:
             query = {"options.requestedPolicyVersion": str(_VERSION)}
-            return self._google.call(_SERVICE, method, f"v1/{secret}:getIamPolicy", query=query)
-        return self._google.call(_SERVICE, method, f"v1/{secret}:setIamPolicy", body=body)
+            return self._google.call(_SERVICE, "GET", f"v1/{secret}:getIamPolicy", query=query)
+        return self._google.call(_SERVICE, "POST", f"v1/{secret}:setIamPolicy", body={"policy": changed})
 
 
 def _seen(desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None:

@@ -17,7 +17,7 @@ from skerry.runtime.log.record_parsing import Record, digest_of
 from skerry.runtime.log.run_record import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from skerry.runtime.log.recorded_starts import StartRecord
     from skerry.runtime.store import Entry, Store
@@ -34,6 +34,7 @@ LogRecord: TypeAlias = (
     | records.Outcome
     | records.Pin
 )
+L = TypeVar("L", bound=LogRecord)
 L_co = TypeVar("L_co", bound=Record, covariant=True)
 
 
@@ -80,6 +81,25 @@ class RunRecords:
     def closed(self) -> int:
         """The first round after the last stored commit."""
         return max((keys.round_of(key) + 1 for key in self.listed if key.startswith(keys.COMMITS)), default=0)
+
+    def only(self, keep: Callable[[StoredRecord[LogRecord]], bool]) -> RunRecords:
+        """Without those records of the log that are not to be kept."""
+
+        def kept(stored: Mapping[str, StoredRecord[L]]) -> dict[str, StoredRecord[L]]:
+            return {key: item for key, item in stored.items() if keep(item)}
+
+        return replace(
+            self,
+            members=kept(self.members),
+            heartbeats=kept(self.heartbeats),
+            contributions=kept(self.contributions),
+            decisions=kept(self.decisions),
+            commits=kept(self.commits),
+            receipts=kept(self.receipts),
+            manifests=kept(self.manifests),
+            outcomes=kept(self.outcomes),
+            pins=kept(self.pins),
+        )
 
     def log_records(self) -> Iterator[StoredRecord[LogRecord]]:
         """Every record but run.json."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.doctor.findings import finding
 from skerry.runtime.log import keys
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.doctor.read_log import RunRecords
-
-V = TypeVar("V")
 
 _CLOSING: Final = (keys.COMMITS, keys.RECEIPTS)
 """Written when a round is closed."""
@@ -52,19 +50,9 @@ def find_stray(log: RunRecords) -> dict[str, str]:
 
 def without_stray(log: RunRecords, stray: Mapping[str, str]) -> RunRecords:
     """The log as if these records were not there."""
-
-    def kept(stored: Mapping[str, V]) -> dict[str, V]:
-        return {key: item for key, item in stored.items() if key not in stray}
-
+    unreadable = {key: why for key, why in log.unreadable.items() if key not in stray}
     return replace(
-        log,
-        contributions=kept(log.contributions),
-        decisions=kept(log.decisions),
-        commits=kept(log.commits),
-        receipts=kept(log.receipts),
-        manifests=kept(log.manifests),
-        unreadable=kept(log.unreadable),
-        listed=log.listed - stray.keys(),
+        log.only(lambda item: item.key not in stray), unreadable=unreadable, listed=log.listed - stray.keys()
     )
 
 

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from skerry.infra.observe.doctor.findings import finding
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from skerry.infra.observe.doctor.findings import Finding
-    from skerry.infra.observe.doctor.read_log import LogRecord, RunRecords, StoredRecord
-
-L = TypeVar("L", bound="LogRecord")
+    from skerry.infra.observe.doctor.read_log import LogRecord, RunRecords
 
 
 def valid_records(log: RunRecords) -> RunRecords:
     """The records of the run that owns this prefix, without those whose content does not match their key."""
-
-    def valid(stored: Mapping[str, StoredRecord[L]]) -> dict[str, StoredRecord[L]]:
-        return {
-            key: item for key, item in stored.items() if item.record.run == log.nonce and key_of(item.record) == key
-        }
-
-    return replace(
-        log,
-        members=valid(log.members),
-        heartbeats=valid(log.heartbeats),
-        contributions=valid(log.contributions),
-        decisions=valid(log.decisions),
-        commits=valid(log.commits),
-        receipts=valid(log.receipts),
-        manifests=valid(log.manifests),
-        outcomes=valid(log.outcomes),
-        pins=valid(log.pins),
-    )
+    return log.only(lambda item: item.record.run == log.nonce and key_of(item.record) == item.key)
 
 
 def check_identity(log: RunRecords) -> Iterator[Finding]:

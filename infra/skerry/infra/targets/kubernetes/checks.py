@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from skerry.infra.clouds.bucket_and_image_checks import guarded_check
 from skerry.infra.clouds.google.permissions import POOLS, lacking
 from skerry.infra.clouds.handler_helpers import Absent, each
 from skerry.infra.provision.graph import short_name
@@ -21,11 +22,12 @@ from skerry.infra.targets.kubernetes import manifests
 from skerry.infra.targets.kubernetes.cluster import jobs_path
 from skerry.infra.targets.kubernetes.options import KubernetesTarget
 from skerry.infra.targets.kubernetes.resource_types import Job
+from skerry.infra.targets.shared import aws_checks
 from skerry.infra.targets.shared.resolve_refs import ready
-from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.clouds.google.session import Google
@@ -46,22 +48,25 @@ RIGHTS: Final = (
 """The rights of an operator in the namespace: group, resource, verb."""
 _LONGEST_NAME: Final = 63
 _EXAMPLE: Final = "infra/examples/kubernetes-operator.yaml"
+_ADVICE: Final = f"log in, or ask for the Role in {_EXAMPLE}"
 
 
 def checks(
     cluster: Cluster, run_uri: str, groups: Sequence[Replicas], resources: Sequence[Resource]
 ) -> Iterator[Check]:
     """See Target.checks. resources: of these groups."""
-    version = _guarded("Kubernetes", lambda: _version(cluster))
+    version = guarded_check("Kubernetes", lambda: _version(cluster), _ADVICE)
     yield version
     if version.ok is False:
         return
     for namespace in dict.fromkeys(KubernetesTarget.of(group).namespace for group in groups):
-        yield _guarded(f"rights in {namespace}", lambda namespace=namespace: _rights(cluster, namespace))
+        yield guarded_check(f"rights in {namespace}", lambda namespace=namespace: _rights(cluster, namespace), _ADVICE)
     jobs = [resource for resource in resources if isinstance(resource, Job)]
     for group in groups:
         first = next(job for job in jobs if job.key.rpartition("-")[0] == group.name)
-        yield _guarded(f"jobs of {group.name}", lambda job=first, group=group: _dry_run(cluster, run_uri, job, group))
+        yield guarded_check(
+            f"jobs of {group.name}", lambda job=first, group=group: _dry_run(cluster, run_uri, job, group), _ADVICE
+        )
 
 
 def issuer_of(cluster: Cluster) -> str:
@@ -93,7 +98,7 @@ def issuer_check(cluster: Cluster, google: Google) -> Check:
             return Check(name=name, ok=False, text=f"lacking: {', '.join(missing)}", advice=advice)
         return Check(name=name, ok=True, text=f"a pool of the run trusts {issuer}")
 
-    return _guarded(name, look)
+    return guarded_check(name, look, _ADVICE)
 
 
 def _is_public(host: str) -> bool:
@@ -109,21 +114,11 @@ def provider_check(cluster: Cluster, aws: Aws) -> Check:
     name = "OIDC provider of the cluster"
 
     def look() -> Check:
-        issuer = issuer_of(cluster)
-        host = issuer.removeprefix("https://")
-        rows = aws.call("iam", aws.region() or "us-east-1", "list_open_id_connect_providers")
-        arns = [str(row["Arn"]) for row in rows["OpenIDConnectProviderList"]]
-        if any(arn.endswith(f":oidc-provider/{host}") for arn in arns):
-            return Check(name=name, ok=True, text=f"the account of the store trusts {issuer}")
-        advice = (
-            f"make it: aws iam create-open-id-connect-provider --url {issuer} --client-id-list sts.amazonaws.com; its "
-            "keys must be reachable from the internet. Or name a `secret` with keys"
-        )
-        return Check(
-            name=name, ok=False, text=f"the account of the store has no OIDC provider of {issuer}", advice=advice
-        )
+        issuer = issuer_of(cluster).removeprefix("https://")
+        otherwise = "; its keys must be reachable from the internet. Or name a `secret` with keys"
+        return aws_checks.provider_check(aws, name, issuer, "sts.amazonaws.com", stops_jobs=False, otherwise=otherwise)
 
-    return _guarded(name, look, "the right iam:ListOpenIDConnectProviders")
+    return guarded_check(name, look, "log in, or ask for the right iam:ListOpenIDConnectProviders")
 
 
 def _version(cluster: Cluster) -> Check:
@@ -175,14 +170,3 @@ def _dry_run(cluster: Cluster, run_uri: str, job: Job, group: Replicas) -> Check
     except Invalid as error:
         return Check(name=name, ok=False, text=str(error), advice="correct the option that it names")
     return Check(name=name, ok=True, text="the server accepts them")
-
-
-def _guarded(name: str, look: Callable[[], Check], needs: str = f"the Role in {_EXAMPLE}") -> Check:
-    try:
-        return look()
-    except Unauthorized as error:
-        return Check(name=name, ok=False, text=str(error), advice=f"log in, or ask for {needs}")
-    except (Invalid, Conflict) as error:
-        return Check(name=name, ok=False, text=str(error))
-    except Retryable as error:
-        return Check(name=name, ok=None, text=str(error))

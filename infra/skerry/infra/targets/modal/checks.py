@@ -8,6 +8,7 @@ from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.modal.options import ModalTarget
 from skerry.infra.targets.modal.resource_graph import ISSUER
+from skerry.infra.targets.shared.aws_checks import provider_check
 from skerry.runtime.errors import SkerryError, Unauthorized
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ def checks(workspace: ModalWorkspace, aws: Aws, groups: Sequence[Replicas]) -> I
     ):
         yield _secret_check(workspace, secret, environment)
     if any(target.workspace is not None for target in targets):
-        yield _provider_check(aws)
+        name = "OIDC provider of Modal"
+        try:
+            yield provider_check(aws, name, ISSUER, ISSUER, stops_jobs=True)
+        except SkerryError as error:
+            yield Check(name=name, ok=None, text=str(error))
 
 
 def _secret_check(workspace: ModalWorkspace, secret: str, environment: str) -> Check:
@@ -47,17 +52,3 @@ def _secret_check(workspace: ModalWorkspace, secret: str, environment: str) -> C
     except SkerryError as error:
         return Check(name=name, ok=None, text=str(error))
     return Check(name=name, ok=True, text=f"exists in {environment}")
-
-
-def _provider_check(aws: Aws) -> Check:
-    """Check that the AWS account of the store trusts Modal's tokens at all."""
-    name = "OIDC provider of Modal"
-    try:
-        rows = aws.call("iam", aws.region() or "us-east-1", "list_open_id_connect_providers")
-    except SkerryError as error:
-        return Check(name=name, ok=None, text=str(error))
-    if any(str(row["Arn"]).endswith(f":oidc-provider/{ISSUER}") for row in rows["OpenIDConnectProviderList"]):
-        return Check(name=name, ok=True, text=f"the account of the store trusts {ISSUER}")
-    command = f"aws iam create-open-id-connect-provider --url https://{ISSUER} --client-id-list {ISSUER}"
-    text = f"the account of the store has no OIDC provider of {ISSUER}"
-    return Check(name=name, ok=False, text=text, advice=f"make it: {command}", stops_jobs=True)

@@ -33,6 +33,19 @@ def check_security_groups(aws: Aws, region: str, groups: Sequence[str], vpc: str
             )
 
 
+def provider_check(aws: Aws, name: str, issuer: str, audience: str, *, stops_jobs: bool, otherwise: str = "") -> Check:
+    """Return whether the account of the store trusts the tokens of an issuer at all. otherwise: the end of the advice.
+
+    issuer: without https://. stops_jobs: see Check.
+    """
+    rows = aws.call("iam", aws.region() or "us-east-1", "list_open_id_connect_providers")
+    if any(str(row["Arn"]).endswith(f":oidc-provider/{issuer}") for row in rows["OpenIDConnectProviderList"]):
+        return Check(name=name, ok=True, text=f"the account of the store trusts {issuer}")
+    command = f"aws iam create-open-id-connect-provider --url https://{issuer} --client-id-list {audience}"
+    text = f"the account of the store has no OIDC provider of {issuer}"
+    return Check(name=name, ok=False, text=text, advice=f"make it: {command}{otherwise}", stops_jobs=stops_jobs)
+
+
 def pass_role_check(aws: Aws, name: str, *, service: str, roles: Callable[[], Sequence[str]], ask: str) -> Check:
     """Return whether the operator may pass these roles to a service, as far as IAM's simulation says.
 

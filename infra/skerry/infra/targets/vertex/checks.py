@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.bucket_and_image_checks import guarded_check
 from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import vertex_agent
 from skerry.infra.clouds.google.service_accounts import ANY, ServiceAccount, path_of, project_of
@@ -16,7 +17,6 @@ from skerry.infra.clouds.handler_helpers import Absent
 from skerry.infra.provision.target_and_store_interfaces import Check
 from skerry.infra.targets.vertex.accelerators_disk_time_and_quota import fitting, quota_of
 from skerry.infra.targets.vertex.options import VertexTarget
-from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -131,13 +131,10 @@ def _act_as(google: Google, account: str) -> Check:
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except Unauthorized as error:
-        return Check(name=name, ok=False, text=str(error), advice="ask for the permission, or use other credentials")
-    except Absent as error:
-        return Check(name=name, ok=None, text=f"cannot be checked: {error}")
-    except (Invalid, Conflict) as error:
-        return Check(name=name, ok=False, text=str(error))
-    except Retryable as error:
-        return Check(name=name, ok=None, text=str(error))
+    def look_at_what_exists() -> Check:
+        try:
+            return look()
+        except Absent as error:
+            return Check(name=name, ok=None, text=f"cannot be checked: {error}")
+
+    return guarded_check(name, look_at_what_exists)
