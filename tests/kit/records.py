@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, CheckpointManifest, Commit, Member, Outcome, Part, Receipt
+from skerry.runtime.log.records import (
+    GENESIS,
+    CheckpointManifest,
+    Commit,
+    Decision,
+    Member,
+    Outcome,
+    Part,
+    Receipt,
+    Share,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.runtime.store import Store
 
 
@@ -77,6 +89,22 @@ def commit(round_number: int, **changes: object) -> Commit:
         "previous": GENESIS,
     }
     return Commit(**(fields | changes))  # type: ignore[arg-type]
+
+
+def decision(round_number: int, slots: Sequence[str], **changes: object) -> Decision:
+    """The decision for the contributions of these slots, proposed by the first."""
+    fields: dict[str, object] = {
+        "run": "a" * 32,
+        "round": round_number,
+        "exchange": 0,
+        "base": GENESIS,
+        "index": "1" * 32,
+        "reduction": "all_gather",
+        "members": tuple(Share(slot=slot, contribution="d" * 64, weight=1.0) for slot in slots),
+        "proposer": slots[0],
+        "nonce": "e" * 32,
+    }
+    return Decision(**(fields | changes))  # type: ignore[arg-type]
 
 
 def write_checkpoint(store: Store, round_number: int, **changes: object) -> None:

@@ -15,6 +15,7 @@ from tests.kit.divergence import train_averaging_gradients
 from tests.kit.fragments import fragments_in, originals_in
 from tests.kit.managers import Island, begin_run, islands_of, manager_of, together, train_all, train_and_save_each
 from tests.kit.stores import View, damage
+from tests.kit.tied_model import TiedModel
 from torch import nn
 from torchft.local_sgd import DiLoCo, LocalSGD
 
@@ -93,23 +94,6 @@ def test_exported_model_is_the_shared_model_of_all_replicas(
         assert is_shared is not bool({"wrapper", "fragments"} & settings.keys())
 
 
-class Model(nn.Module):
-    """Has tied weights, a buffer, and layers of one shape."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.inlet = nn.Linear(4, 4)
-        self.middle = nn.Linear(4, 4)
-        self.outlet = nn.Linear(4, 4)
-        self.outlet.weight = self.inlet.weight
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.outlet(torch.tanh(self.middle(self.inlet(x))))
-
-
 class Replica:
     """Trains a model as a script does: with alpha, so its own model never is the shared one."""
 
@@ -117,11 +101,11 @@ class Replica:
         self,
         store: Store,
         slot: str,
-        state_of: Callable[[Model, torch.optim.Optimizer], dict[str, object]] | None = None,
-        parts: Callable[[Model], list[nn.Module]] = lambda model: [model],
+        state_of: Callable[[TiedModel, torch.optim.Optimizer], dict[str, object]] | None = None,
+        parts: Callable[[TiedModel], list[nn.Module]] = lambda model: [model],
     ) -> None:
         """state_of: the state that the script registers; None registers none. parts: the fragments."""
-        self.model = Model(ord(slot))
+        self.model = TiedModel(ord(slot))
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         fragments = parts(self.model)
         registered = (
@@ -160,22 +144,22 @@ def replicas_of(store: Store, rounds: int = 3, **settings: object) -> list[Repli
     return replicas
 
 
-def model_alone(model: Model, _: torch.optim.Optimizer) -> dict[str, object]:
+def model_alone(model: TiedModel, _: torch.optim.Optimizer) -> dict[str, object]:
     return dict(model.state_dict())
 
 
-def model_and_optimizer(model: Model, inner: torch.optim.Optimizer) -> dict[str, object]:
+def model_and_optimizer(model: TiedModel, inner: torch.optim.Optimizer) -> dict[str, object]:
     return {"model": model.state_dict(), "optimizer": inner.state_dict(), "epoch": 3}
 
 
-def copies(model: Model, _: torch.optim.Optimizer) -> dict[str, object]:
+def copies(model: TiedModel, _: torch.optim.Optimizer) -> dict[str, object]:
     """Copies, and values that are made from parameters but are none."""
     copied = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     halves = {name: parameter.detach() / 2 for name, parameter in model.named_parameters()}
     return {"model": deepcopy(copied), "halves": halves, "bias": [model.inlet.bias.detach().norm()]}
 
 
-def through_numpy(model: Model, _: torch.optim.Optimizer) -> dict[str, object]:
+def through_numpy(model: TiedModel, _: torch.optim.Optimizer) -> dict[str, object]:
     """Copies whose origin cannot be followed."""
     return {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in model.state_dict().items()}
 
@@ -216,7 +200,7 @@ def test_parameter_of_two_fragments_has_the_value_of_the_last(uri: str, store: S
 
 
 def test_several_models_keep_their_names_and_optimizers_are_left_out(uri: str, store: Store, tmp_path: Path) -> None:
-    def two(model: Model, inner: torch.optim.Optimizer) -> dict[str, object]:
+    def two(model: TiedModel, inner: torch.optim.Optimizer) -> dict[str, object]:
         return {"first": model.inlet.state_dict(), "others": [model.middle.state_dict()], "inner": inner.state_dict()}
 
     replicas = replicas_of(store, state_of=two, parts=lambda model: [nn.ModuleList([model.inlet, model.middle])])
@@ -226,8 +210,8 @@ def test_several_models_keep_their_names_and_optimizers_are_left_out(uri: str, s
     expected = {f"first.{name}": shared[f"inlet.{name}"] for name in ("weight", "bias")}
     assert_equal(load(uri), expected | {f"others.0.{name}": shared[f"middle.{name}"] for name in ("weight", "bias")})
     assert torch.equal(state["others"][0]["bias"], shared["middle.bias"])
-    Model(7).inlet.load_state_dict(state["first"])
-    torch.optim.AdamW(Model(7).parameters()).load_state_dict(state["inner"])
+    TiedModel(7).inlet.load_state_dict(state["first"])
+    torch.optim.AdamW(TiedModel(7).parameters()).load_state_dict(state["inner"])
 
 
 def test_parameters_are_named_by_fragments_without_a_registered_model(uri: str, store: Store, tmp_path: Path) -> None:
@@ -316,12 +300,12 @@ def test_exported_file_loads_in_plain_torch_with_the_same_loss(store: Store, tmp
     (replica, other) = replicas_of(store, state_of=model_and_optimizer)
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
 
-    def loss(model: Model) -> float:
+    def loss(model: TiedModel) -> float:
         return model(x).square().mean().item()
 
     own = loss(replica.model)
     file = write(store, tmp_path / "model.safetensors")
-    fresh = Model(99)
+    fresh = TiedModel(99)
     fresh.load_state_dict(load_file(file.path))
     replica.shared(), other.shared()
     assert loss(fresh) == loss(replica.model) == loss(other.model) != own

@@ -10,6 +10,7 @@ from tests.kit.events import logged_events
 from tests.kit.fragments import originals_in, outer_optimizers_in
 from tests.kit.managers import Island, assert_same_parameters, begin_run, islands_of, manager_of, train_all
 from tests.kit.stores import damage
+from tests.kit.tied_model import TiedModel
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -117,26 +118,11 @@ def test_restarted_replica_does_not_start_from_the_source_again(source: Store, s
     assert_equal(again.originals, load(store.uri))
 
 
-class Tied(nn.Module):
-    """Two layers with one weight, and a buffer."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.inlet, self.middle, self.outlet = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.outlet.weight = self.inlet.weight
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.outlet(torch.tanh(self.middle(self.inlet(x))))
-
-
 class TiedReplica:
-    """Trains `Tied` in one or two fragments, and registers it as a script says."""
+    """Trains `TiedModel` in one or two fragments, and registers it as a script says."""
 
     def __init__(self, store: Store, slot: str, *, fragments: int = 1, named: bool = True, alpha: float = 0.0) -> None:
-        self.model = Tied(ord(slot))
+        self.model = TiedModel(ord(slot))
         self.inner = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
         def state() -> dict[str, object]:

@@ -7,11 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 from tests.kit.protocol import contribution, heartbeat, run_record
-from tests.kit.records import commit, receipt
+from tests.kit.records import commit, decision, receipt
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Decision, Member, Place, Share, Telemetry
+from skerry.runtime.log.records import Member, Place, Telemetry
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -117,19 +117,7 @@ class ExampleRun:
             share = 0.6 if slot == "batch-2" and number in {105, 106} else 1.0
             record = contribution(slot, run=NONCE, round=number, share=share, telemetry=telemetry(slot, number, share))
             self.put(keys.contribution(number, 0, slot), record)
-        shares = tuple(Share(slot=slot, contribution="d" * 64, weight=1.0) for slot in members)
-        decision = Decision(
-            run=NONCE,
-            round=number,
-            exchange=0,
-            base="0" * 64,
-            index="1" * 32,
-            reduction="all_gather",
-            members=shares,
-            proposer=members[0],
-            nonce="e" * 32,
-        )
-        self.put(keys.decision(number, 0), decision)
+        self.put(keys.decision(number, 0), decision(number, members, run=NONCE))
         self.put(keys.commit(number), commit(number, participants=len(members), work=float(number)))
         for slot in [*members, *late, *abstaining]:
             record = receipt(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.kit.protocol import contribution, heartbeat, run_record
-from tests.kit.records import commit, member, outcome, receipt
+from tests.kit.records import commit, decision, member, outcome, receipt
 from tests.kit.stores import CountingStore
 from tests.support.clocks import FakeClock
 
@@ -16,7 +16,7 @@ from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.runtime.log import keys
 from skerry.runtime.log.record_parsing import digest_of
-from skerry.runtime.log.records import GENESIS, Decision, Share, Telemetry
+from skerry.runtime.log.records import GENESIS, Telemetry
 from skerry.runtime.log.run_record import Settings
 
 if TYPE_CHECKING:
@@ -67,23 +67,10 @@ class Large:
 
     def close(self, number: int, settings: str | None = None) -> None:
         telemetry = Telemetry(loss=5.0 - number)
-        shares = tuple(Share(slot=slot, contribution="d" * 64, weight=1.0) for slot in self.slots)
-        decision = Decision(
-            run=RUN,
-            round=number,
-            exchange=0,
-            base="0" * 64,
-            index="1" * 32,
-            reduction="all_gather",
-            members=shares,
-            proposer="a-0",
-            nonce="e" * 32,
-            settings=settings,
-        )
         for slot in self.slots:
             self.put(keys.contribution(number, 0, slot), contribution(slot, round=number, telemetry=telemetry))
             self.put(keys.receipt(number, slot), receipt(slot, number))
-        self.put(keys.decision(number, 0), decision)
+        self.put(keys.decision(number, 0), decision(number, self.slots, run=RUN, settings=settings))
         self.put(keys.commit(number), commit(number, participants=len(self.slots)))
 
     def look(self) -> int:

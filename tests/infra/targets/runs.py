@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.infra.deploy import account
 from tests.infra.deploy.account import DIGEST, IMAGE, Operator, write_run
+from tests.support.clocks import FakeClock
 
+from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 from skerry.infra.deploy import list_and_stop_jobs
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import read_state
@@ -17,6 +19,8 @@ from skerry.infra.provision.state import StatePhase
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from skerry.testing.calls import Calls
     from skerry.testing.google.sandbox import GoogleSandbox
@@ -241,6 +245,19 @@ class ModalRun(RunBesideAccount):
     def group(self, count: int, options: str) -> str:
         del options
         return MODAL_GROUP.format(count=count)
+
+
+def start_one(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Operator:
+    """Start the only job of the run; commands of this process then act on it and do not wait."""
+    for module in (show_resources_commands, up_status_destroy_in_clouds):
+        monkeypatch.setattr(module, "SystemClock", FakeClock)
+    for name, value in {**run.environment, "AWS_MAX_ATTEMPTS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    operator = run.operator(count=1)
+    assert operator.apply().ok
+    (job,) = run.jobs(operator).values()
+    run.driver.start(job)
+    return operator
 
 
 def delete_state(operator: Operator) -> None:

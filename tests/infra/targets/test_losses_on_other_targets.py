@@ -8,12 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.targets.runs import KubernetesRun, SageMakerRun, TargetRun, VertexRun
+from tests.infra.targets.runs import KubernetesRun, SageMakerRun, TargetRun, VertexRun, start_one
 from tests.infra.targets.test_running_jobs_are_reported import OPTIONS, complains, planned
-from tests.support.clocks import FakeClock
 from tests.support.command_line import invoke
-
-from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +48,7 @@ def lose_tags(account: Sandbox) -> None:
 def test_job_is_reported_without_the_bucket_or_its_tags(
     run: TargetRun, lose: Callable[[Sandbox], None], last: str, aws_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, address = start(run, monkeypatch)
+    spec, address = str(start_one(run, monkeypatch).path), f"{run.KIND}.a-0"
     lose(aws_sandbox)
     for command in ("status", "plan", last):
         assert run.live() == 1
@@ -62,7 +59,7 @@ def test_job_is_reported_without_the_bucket_or_its_tags(
 
 @pytest.mark.parametrize("run", CALLS, indirect=True, ids=lambda kind: kind.KIND)
 def test_throttled_service_is_named_although_there_is_a_state(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, _ = start(run, monkeypatch)
+    spec = str(start_one(run, monkeypatch).path)
     calls, place = CALLS[type(run)]
     run.sandbox.fail(how="throttle", on=calls, times=None)
     for command, options in OPTIONS.items():
@@ -70,19 +67,6 @@ def test_throttled_service_is_named_although_there_is_a_state(run: TargetRun, mo
         text = f"{command}: exit code {result.exit_code}: {result.output}{result.stderr}"
         assert complains(result, [place]), text
         assert run.live() == 1
-
-
-def start(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Start the run's job; return the spec's path and the job's address."""
-    for module in (show_resources_commands, up_status_destroy_in_clouds):
-        monkeypatch.setattr(module, "SystemClock", FakeClock)
-    for name, value in {**run.environment, "AWS_MAX_ATTEMPTS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    operator = run.operator(count=1)
-    assert operator.apply().ok
-    (job,) = run.jobs(operator).values()
-    run.driver.start(job)
-    return str(operator.path), f"{run.KIND}.a-0"
 
 
 def is_reported(result: Result, command: str, address: str, place: str, *, lives: bool) -> bool:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.targets.runs import HfJobsRun, KubernetesRun, ModalRun, SageMakerRun, TargetRun, delete_state
-from tests.support.clocks import FakeClock
+from tests.infra.targets.runs import (
+    HfJobsRun,
+    KubernetesRun,
+    ModalRun,
+    SageMakerRun,
+    TargetRun,
+    delete_state,
+    start_one,
+)
 from tests.support.command_line import invoke
-
-from skerry.infra.cli import show_resources_commands, up_status_destroy_in_clouds
 
 if TYPE_CHECKING:
     from skerry.testing.faults import How
@@ -38,14 +43,7 @@ COMMANDS: Final = {
 @pytest.mark.parametrize("how", ["deny", "throttle"])
 @pytest.mark.parametrize("run", CALLS, indirect=True, ids=lambda kind: kind.KIND)
 def test_service_that_cannot_be_asked_is_named(run: TargetRun, how: How, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (show_resources_commands, up_status_destroy_in_clouds):
-        monkeypatch.setattr(module, "SystemClock", FakeClock)
-    for name, value in {**run.environment, "AWS_MAX_ATTEMPTS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    operator = run.operator(count=1)
-    assert operator.apply().ok
-    (job,) = run.jobs(operator).values()
-    run.driver.start(job)
+    operator = start_one(run, monkeypatch)
     delete_state(operator)
     run.sandbox.fail(how=how, on=CALLS[type(run)], times=None)
     for command, options in COMMANDS.items():
