@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
+from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.log import keys
+from skerry.runtime.training.torchft_fragments import parameters_behind
 from tests.kit import records
 from tests.kit.managers import Island, manager_of, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    import pytest
 
     from skerry.runtime.checkpointing.shared_state import State
     from skerry.runtime.log.records import Receipt
@@ -84,19 +88,19 @@ def flipped(values: torch.Tensor, units: int = 1) -> torch.Tensor:
     return (values.view(torch.int32) + units).view(torch.float32)
 
 
-def refuse_after_load(island: Island, part: str) -> None:
+def refuse_after_load(patch: pytest.MonkeyPatch, island: Island, part: str) -> None:
     """Once a checkpoint is loaded, this rank has what cannot be stored. part: the method of its state that says so."""
-    state = island.manager._state
-    restore = state.restore
+    restore = SharedState.restore
 
     def refuse(*_: object) -> dict[str, object]:
         raise Invalid("state cannot be stored")
 
-    def restored(loaded: State) -> None:
-        restore(loaded)
-        setattr(state, part, refuse)
+    def restored(state: SharedState, loaded: State) -> None:
+        restore(state, loaded)
+        if parameters_behind(state.fragment_loads[0])[0] is next(island.model.parameters()):
+            setattr(state, part, refuse)
 
-    state.restore = restored  # type: ignore[method-assign]
+    patch.setattr(SharedState, "restore", restored)
 
 
 def harmed_islands(

@@ -1,4 +1,4 @@
-"""What tests look at and change in torchft's DiLoCo, which has no public names for it."""
+"""The parts of torchft's DiLoCo that tests look at and change, and that have no public names."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_rounds_beyond_the_copy_in_flight_are_all_that_is_lost(
 
     Here training waits until the rounds before are copied: a busy machine may close rounds faster than it copies them.
     """
-    monkeypatch.setattr(keeper, "_SILENT_S", 0.0)  # heartbeats, which say who is copying, lag behind
+    monkeypatch.setattr(keeper, "_SILENT_S", 0.0)  # heartbeats, which say that a replica is copying, lag behind
     copying, deleted, decided = threading.Event(), threading.Event(), COPYING + 1 + meanwhile
 
     def delete_in_mid_run(verb: str, key: str) -> None:

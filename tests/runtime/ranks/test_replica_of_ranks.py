@@ -341,7 +341,7 @@ def test_other_shard_of_a_rank_in_the_last_round_is_removed_before_the_end(
 @pytest.mark.parametrize("part", ["compared", "for_checkpoint"])
 @pytest.mark.parametrize("guilty", [0, 1])
 def test_healed_state_that_one_rank_cannot_store_is_reported_by_all(
-    store: MemoryStore, guilty: int, part: str, caplog: pytest.LogCaptureFixture
+    store: MemoryStore, guilty: int, part: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_run(store, "ab", minimum=2, rounds=4)
     author, other = replicas_of(store, "ab", minimum=2)
@@ -353,7 +353,7 @@ def test_healed_state_that_one_rank_cannot_store_is_reported_by_all(
         island.train(4, close=False)
 
     on_all_ranks([author, other], train)
-    refuse_after_load(author.islands[guilty], part)
+    refuse_after_load(monkeypatch, author.islands[guilty], part)
     for replica in (other, author):
         replica.run(Island.join)
         replica.run(lambda island: island.manager.shutdown())

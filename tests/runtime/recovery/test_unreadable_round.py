@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -43,6 +43,7 @@ from skerry.runtime.log.records import Contribution
 from skerry.runtime.store import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.training import contribute_and_average
 from skerry.runtime.training.open_session import SessionOptions, join_run
 
 if TYPE_CHECKING:
@@ -228,7 +229,12 @@ def test_unreadable_header_that_is_needed_is_passed_by_its_author() -> None:
 
 def test_decided_payload_of_another_version_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decided by a replica that can read it: no reason to stop. Its author helps the others past it."""
-    monkeypatch.setattr("skerry.runtime.training.contribute_and_average.find_fault", lambda *_, **__: None)
+    look = contribute_and_average.find_fault
+
+    def overlook_before_decision(*place: Any, **limits: int) -> str | None:
+        return None if limits else look(*place)
+
+    monkeypatch.setattr(contribute_and_average, "find_fault", overlook_before_decision)
     store = Newer()
     begin_run(store, "abc", minimum=2)
     train(store, max_retries=None)  # as above

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.infra.targets.runs import SageMakerRun
 
+    from skerry.runtime.container.choose_jobs_to_restart import PeerJob
     from skerry.testing.calls import Call
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -43,6 +44,10 @@ class Group(revival.Group):
 
     def peers(self, job: str | None = None) -> SageMakerPeerJobs:
         return SageMakerPeerJobs(ARN + (job or self.first["a-0"]), "a", self.run.environment, FakeClock())
+
+    def newest(self) -> PeerJob:
+        """The last one: records of a destroyed run may have higher numbers."""
+        return max((job for job in self.peers().list() if job.slot == "a-1"), key=lambda job: job.created_s)
 
 
 @pytest.fixture
