@@ -171,6 +171,8 @@ def test_dollars_are_of_machines_with_a_known_price(view: RunView) -> None:
     money = spending(replace(view, machine_times=times, left_s=None), price_of)
     assert (money.text, money.an_hour(unknown)) == ("$7.40 + unpriced machines", "-")
     assert spending(replace(view, machine_times=times[1:]), price_of).text == ""
+    paused = replace(view, elapsed_s=90_000.0, running_s=7200.0)
+    assert spending(paused, price_of, estimated=2.0).estimate == 4.0, "machines cost nothing between two `up`s"
 
 
 def test_traffic_costs_what_the_place_that_it_leaves_asks_for(view: RunView) -> None:

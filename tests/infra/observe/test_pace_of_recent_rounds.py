@@ -11,7 +11,7 @@ from tests.kit.records import outcome
 from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import Start
-from skerry.infra.observe.machine_times import machine_times
+from skerry.infra.observe.machine_times import machine_times, running_seconds
 from skerry.infra.observe.pace_of_recent_rounds import (
     LOSS_POINTS,
     loss_curve,
@@ -155,6 +155,18 @@ def test_hours_of_a_killed_start_end_with_its_last_round() -> None:
     assert (times.machine, times.hours, times.running) == (None, pytest.approx(1 + 1 + 0.5), 1)
     [silent] = machine_times(starts, totals, 10800.0, {"a-0"})
     assert (silent.hours, silent.running) == (pytest.approx(1 + 0.5), 0)
+
+
+def test_pause_between_two_ups_is_no_time_of_the_run() -> None:
+    starts = [
+        start("a-0", began_at=0.0, done_at=3600.0),
+        start("a-1", began_at=100.0),  # killed; its last round was closed after 3700 s
+        start("a-0", 1, began_at=90_000.0),
+        start("a-1", 1, began_at=90_100.0),
+    ]
+    totals = RunTotals(seen_at={("a-1", 0): 3700.0})
+    assert running_seconds(starts, totals, 90_400.0, ()) == 3700.0 + 400.0
+    assert running_seconds([], totals, 90_400.0, ()) is None
 
 
 def texts(rounds: list[RoundHistory], *starts: Start, notices: dict[str, tuple[str, float]] | None = None) -> list[str]:

@@ -214,6 +214,9 @@ def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
         in cost.sentences
     )
     assert "Estimated traffic of a round: 16.0 MB; it was 15.7 MB." in cost.sentences
+    run = eventful()
+    paused = run.facts(costs=costs, view=replace(run.sources().view, running_s=400.0)).answers[2]
+    assert any(", $0.10 for 6 m 40 s; spent on machines is 150 %" in text for text in paused.sentences)
     assert cost.sentences[-1].endswith("a spec names the region of the bucket, so use `skerry report SPEC`.")
     priced = replace(costs, traffic_usd=0.05, requests_usd=0.04, unpriced=("a GB to the bucket",))
     dollars = (

@@ -39,7 +39,7 @@ class Spending:
     """Dollars for machines and traffic. so_far: with known prices; None without any. to_come: at the current
     pace until the end; None if unknown. complete: the price of every machine is known. at_most: of some it is an upper
     bound. traffic: in so_far; None if the bucket's region is unknown. hourly: by machine, None if unknown. estimate: of
-    the spec, for all its machines since the run was created; None if unknown.
+    the spec, for all its machines in the time in which any has run; None if unknown.
     """
 
     so_far: float | None
@@ -111,7 +111,7 @@ def spending(
         complete=len(known) == len(view.machine_times),
         at_most=any(price.at_most for _, price in known),
         hourly=hourly,
-        estimate=None if estimated is None or view.elapsed_s is None else estimated * view.elapsed_s / 3600,
+        estimate=None if estimated is None or view.running_s is None else estimated * view.running_s / 3600,
     )
 
 

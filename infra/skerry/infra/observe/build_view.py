@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.observe.machine_times import machine_of, machine_times
+from skerry.infra.observe.machine_times import machine_of, machine_times, running_seconds
 from skerry.infra.observe.pace_of_recent_rounds import (
     loss_curve,
     marks,
@@ -70,6 +70,7 @@ def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
     replicas = tuple(_mark_silent(_replica(slot, now), now.patience_s) for slot in slots)
     work = 0.0 if now.last_commit is None else now.last_commit.work
     over = run.is_over(now.closed, work)
+    silent = {view.slot for view in replicas if view.silent}
     return RunView(
         run=run.name,
         uri=uri,
@@ -82,14 +83,13 @@ def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
         agreement=compare_receipts(run.slots, now.receipts),
         now_at=now.now_at,
         elapsed_s=_elapsed(now, recent, over=over),
+        running_s=running_seconds(now.starts, now.totals, now.now_at, silent),
         left_s=None if over or not any(replica.at_work for replica in replicas) else _left(run, now, recent, work),
         steps_per_round=per_round,
         losses=loss_curve(now.totals.losses),
         recent=recent,
         time_shares=time_shares(now.rounds, recent),
-        machine_times=machine_times(
-            now.starts, now.totals, now.now_at, {view.slot for view in replicas if view.silent}
-        ),
+        machine_times=machine_times(now.starts, now.totals, now.now_at, silent),
         events=run_events(
             now.rounds,
             recent,

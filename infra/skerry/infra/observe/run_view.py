@@ -134,10 +134,11 @@ class RunView:
     `rounds`. participants: the replicas in the average of the last closed round.
 
     now_at: the time of this view, in seconds since the epoch. elapsed_s: since the run was created; of a finished run,
-    until its last round was closed. left_s: until the end at the pace of the last rounds; None if unknown. losses: the
-    mean loss of closed rounds, (round, loss), at most LOSS_POINTS of the whole run. recent: the last closed rounds, the
-    oldest first. steps_per_round: inner steps of a whole round. time_shares: parts of the replicas' time in the recent
-    rounds, by phase, with `away` for the rounds that a replica was absent from. events: the newest first.
+    until its last round was closed. running_s: the part of it in which a replica ran; None without starts. left_s:
+    until the end at the pace of the last rounds; None if unknown. losses: the mean loss of closed rounds, (round,
+    loss), at most LOSS_POINTS of the whole run. recent: the last closed rounds, the oldest first. steps_per_round:
+    inner steps of a whole round. time_shares: parts of the replicas' time in the recent rounds, by phase, with `away`
+    for the rounds that a replica was absent from. events: the newest first.
     """
 
     run: str
@@ -151,6 +152,7 @@ class RunView:
     agreement: Agreement | None
     now_at: float = 0.0
     elapsed_s: float | None = None
+    running_s: float | None = None
     left_s: float | None = None
     steps_per_round: int = 0
     losses: tuple[tuple[int, float], ...] = ()

@@ -242,9 +242,9 @@ def _against_estimate(facts: ReportFacts, estimate: Estimate) -> Iterator[str]:
         yield estimate.note
     if estimate.usd_an_hour is not None:
         text = f"Estimate: {rounded(estimate.usd_an_hour)} an hour for all replicas"
-        planned = estimate.usd_an_hour * (facts.age_s or 0.0) / 3600
+        planned = estimate.usd_an_hour * (facts.running_s or 0.0) / 3600
         if planned:
-            text += f", {rounded(planned)} for {duration(facts.age_s or 0.0)}"
+            text += f", {rounded(planned)} for {duration(facts.running_s or 0.0)}"
             spent = None if facts.costs.usd is None else facts.costs.usd - (facts.costs.traffic_usd or 0.0)
             text += "" if spent is None else f"; spent on machines is {100 * spent / planned:.0f} % of it"
         yield f"{text}."

@@ -84,6 +84,7 @@ def build_facts(sources: Sources) -> ReportFacts:
     by_replica, shown = _by_replica(history.rounds), {replica.slot: replica for replica in view.replicas}
     began_at = min((start.began_at for start in history.starts), default=None)
     elapsed = _elapsed(history.rounds, began_at)
+    age_s = next((seconds for seconds in reversed(elapsed) if seconds is not None), None)
     phase = _state(view)
     facts = ReportFacts(
         run=run.name,
@@ -94,7 +95,8 @@ def build_facts(sources: Sources) -> ReportFacts:
         rounds=run.rounds,
         created=run.created,
         made_at=view.now_at,
-        age_s=next((seconds for seconds in reversed(elapsed) if seconds is not None), None),
+        age_s=age_s,
+        running_s=age_s if view.running_s is None else view.running_s,
         answers=(),
         history=_rounds(history.rounds, views, elapsed),
         loss=loss,

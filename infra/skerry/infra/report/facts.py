@@ -209,8 +209,9 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """A run on one page. age_s: since the first start, until the last closed round. goodput: seconds of training in an
-    average, of all seconds of the replicas; None if no times are known. hidden: share of the exchanges' time that ran
+    """A run on one page. age_s: since the first start, until the last closed round. running_s: the time in which a
+    replica ran, without the pause between two `up`s. goodput: seconds of training in an average, of all seconds of the
+    replicas; None if no times are known. hidden: share of the exchanges' time that ran
     behind training; None in old logs. settings: those of run.json, then each change.
 
     examined: every record was read for the findings, not roll-ups alone. versions: what is known of programs.
@@ -226,6 +227,7 @@ class ReportFacts:
     created: str
     made_at: float
     age_s: float | None
+    running_s: float | None
     answers: tuple[Answer, ...]
     history: tuple[RoundFacts, ...]
     loss: Curve
