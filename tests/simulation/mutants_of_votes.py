@@ -65,6 +65,7 @@ def _(patch: Patch) -> None:
 @mutant("divergence", "a state is recomputed from any newest checkpoint")
 def _(patch: Patch) -> None:
     patch.setattr(CheckpointLoader, "_leads_on", lambda *_: True)
+    patch.setattr(CheckpointLoader, "_undisputed_first", lambda _, candidates, **__: candidates)
 
 
 @mutant("divergence", "a run ends without a comparison of its last rounds")
