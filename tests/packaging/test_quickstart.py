@@ -84,7 +84,9 @@ def test_a_replica_is_killed_and_nothing_is_lost(ended: Quickstart) -> None:
 def test_report_is_at_the_printed_path_and_opens_in_a_browser(ended: Quickstart) -> None:
     page = printed_path(ended, "the report, for a browser: ")
     assert page == ended.checkout / "build/quickstart/run.html"
-    assert "finished: 6 rounds" in page.read_text()
+    text = page.read_text()
+    assert "finished: 6 rounds" in text
+    assert re.search(r"Held-out val_loss: [\d.]+ in round 5, [\d.]+ in round 6, the lowest; logged in 2 rounds", text)
     require()
     with Browser() as browser:
         shown = browser.show(page, 1220)

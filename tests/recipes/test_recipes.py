@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 PEAK: Final = 3e-3
 TOTAL: Final = ROUNDS * STEPS
-# The held-out loss of a recipe, by the name that its framework gives it.
-HELD_OUT: Final = {"hf": "eval_loss", "lightning": "val_loss"}
+# The held-out loss of a recipe, by the name that its script or framework gives it.
+HELD_OUT: Final = {"hf": "eval_loss", "lightning": "val_loss", "loop": "val_loss"}
 
 
 def constant(_: int) -> float:

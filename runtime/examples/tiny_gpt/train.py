@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.replica import connect
@@ -51,9 +50,9 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         parts = self.query_key_value(self.attention_norm(x_BTD)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BTD = x_BTD + self.project(mixed.transpose(1, 2).flatten(2))
-        return x_BTD + self.narrow(functional.gelu(self.widen(self.forward_norm(x_BTD))))
+        return x_BTD + self.narrow(nn.functional.gelu(self.widen(self.forward_norm(x_BTD))))
 
 
 def build(options: argparse.Namespace) -> nn.Sequential:
@@ -82,21 +81,20 @@ def batch(text_N: Tensor, index: int, step: int, options: argparse.Namespace) ->
 
 
 def loss_of(model: nn.Module, bytes_BT: Tensor) -> Tensor:
-    return functional.cross_entropy(model(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten())
+    return nn.functional.cross_entropy(model(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten())
 
 
 @torch.no_grad()
-def report(model: nn.Module, options: argparse.Namespace, **facts: str | int) -> None:
-    """Print the result, with the loss on 32 fixed batches of the held-out files."""
+def evaluate(model: nn.Module, options: argparse.Namespace, batches: int = 32) -> dict[str, float]:
+    """The loss on the first batches of the held-out files, always the same; and the checksum of these files."""
     text_N = text(sources()[1])
-    losses = [loss_of(model, batch(text_N, 0, step, options)).item() for step in range(32)]
-    print(json.dumps({**facts, "text": zlib.crc32(text_N.numpy()), "held_out": round(sum(losses) / len(losses), 4)}))
+    losses = [loss_of(model, batch(text_N, 0, step, options)).item() for step in range(batches)]
+    return {"text": zlib.crc32(text_N.numpy()), "held_out": round(sum(losses) / batches, 4)}
 
 
 def train_replica(options: argparse.Namespace) -> None:
     with connect() as replica:
-        run, text_N = replica.run, text(replica.shard(sources()[0]))
-        model = build(options)
+        run, model, text_N = replica.run, build(options), text(replica.shard(sources()[0]))
         inner = torch.optim.AdamW(model.parameters(), lr=options.lr)
         length, parts = len(model), run.fragments
         fragments = [model[length * part // parts : length * (part + 1) // parts] for part in range(parts)]
@@ -104,6 +102,8 @@ def train_replica(options: argparse.Namespace) -> None:
         outer = [torch.optim.SGD(part.parameters(), **nesterov) for part in fragments]
         manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
         replica.keep(inner=inner)  # retained over a restart, with the step number that selects batches
+        if replica.index == 0:  # one is enough: right after a round the model is that of all replicas
+            replica.evaluate(lambda: {"val_loss": evaluate(model, options, 2)["held_out"]}, every=5)
         with DiLoCo(manager, fragments, inner, outer, sync_every=run.sync_every):
             for step in replica.steps(inner):
                 loss = loss_of(model, batch(text_N, replica.index, step, options))
@@ -112,7 +112,7 @@ def train_replica(options: argparse.Namespace) -> None:
                 replica.log(loss=loss.item(), tokens=options.batch * options.context)
                 inner.step()
         with manager.shared_parameters():  # the model that all replicas have, and that `skerry export` writes
-            report(model, options, slot=replica.slot, rounds=manager.current_step())
+            print(json.dumps({"slot": replica.slot, "rounds": manager.current_step(), **evaluate(model, options)}))
 
 
 def train_synchronous(options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def train_synchronous(options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         torch.stack(losses).mean().backward()
         optimizer.step()
-    report(model, options, replicas=replicas, steps=options.steps)
+    print(json.dumps({"replicas": replicas, "steps": options.steps, **evaluate(model, options)}))
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def main() -> None:
     if options.evaluate:
         model = build(options)
         model.load_state_dict(torch.load(options.evaluate))
-        report(model, options, file=options.evaluate)
+        print(json.dumps({"file": options.evaluate, **evaluate(model, options)}))
     else:
         train_replica(options) if options.synchronous is None else train_synchronous(options)
 

@@ -7,6 +7,14 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.replica import connect
 
 BATCH = 64
+HELD_OUT = torch.linspace(-3, 3, 256)[:, None]  # no replica trains on these
+
+
+@torch.no_grad()
+def evaluate() -> dict[str, float]:
+    """The loss on held-out data. `skerry report` shows it beside the training loss."""
+    return {"val_loss": nn.functional.mse_loss(model(HELD_OUT), HELD_OUT.sin()).item()}
+
 
 with connect() as replica:  # this process's replica of the run; sets the exit code of the script
     run = replica.run  # the section `outer:` of the spec
@@ -24,6 +32,8 @@ with connect() as replica:  # this process's replica of the run; sets the exit c
 
     manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
     replica.keep(inner=inner)  # this replica's own state, retained over a restart
+    if replica.index == 0:  # one is enough: it evaluates the shared model, which all replicas have after a round
+        replica.evaluate(evaluate, every=5)
     with DiLoCo(manager, parts, inner, outer, sync_every=run.sync_every):
         for step in replica.steps(inner):  # until the run is finished or stopped
             # The data depends only on the step and the replica, so a restart continues with the right data.
