@@ -57,6 +57,23 @@ def test_screen_equals_its_golden_file(view: RunView, width: int, height: int) -
     assert len(lines) == height
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_row_has_the_share_of_the_current_round_its_cloud_and_price(view: RunView, width: int) -> None:
+    lines = drawn(view, width, 50, spending(view, price_of))
+    header = next(line for line in lines if line.startswith("replica"))
+    rows = {line.split()[0]: line for line in lines[lines.index(header) + 1 :] if line}
+
+    def cells(slot: str, *names: str) -> list[str]:
+        ends = [header.index(name) + len(name) for name in names]
+        return [rows[slot][:end].split("  ")[-1].strip() for end in ends]
+
+    assert cells("batch-0", "share", "$/h") == ["75 %", "0.74"]
+    assert cells("vertex-1", "share", "$/h") == ["-", "0.85"], "it has trained nothing of this round"
+    begin = header.index("cloud")
+    assert [rows[slot][begin:].split()[0] for slot in ("batch-0", "vertex-1")] == ["aws", "google"]
+    assert width == 80 or "batch-2, vertex-0" in rows["batch-1"]
+
+
 @pytest.mark.parametrize("size", ["80x24", "160x50"])
 def test_page_about_watching_shows_the_golden_screens(size: str) -> None:
     page = (Path(__file__).parents[3] / "docs/watch.md").read_text()

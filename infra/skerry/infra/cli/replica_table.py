@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -33,8 +33,8 @@ _TITLE: Final = "last {} rounds"
 _GAP: Final = "  "
 # Columns in the order of importance, each group with the rounds of the strip that are more important.
 _WANTED: Final = (
-    (16, ("replica", "state", "loss", "tok/s", "step", "round", "restarts", "$/h", "where")),
-    (32, ("waits for", "share", "in", "MB up/down")),
+    (16, ("replica", "state", "loss", "share", "tok/s", "cloud", "$/h", "waits for", "restarts", "round", "step")),
+    (24, ("where", "in", "MB up/down")),
 )
 _BAD: Final = frozenset({"failed", "restarts", "silent", "not seen", "killed"})
 _STYLES: Final[Mapping[str, str]] = {
@@ -191,11 +191,12 @@ def _columns(view: RunView, spending: Spending | None) -> dict[str, _Column]:
             name="loss", cell=lambda replica: "-" if replica.loss is None else short_number(replica.loss), number=True
         ),
         _Column(name="tok/s", cell=_rate, number=True),
-        _Column(name="share", cell=lambda replica: _percent(replica.share), number=True),
+        _Column(name="share", cell=lambda replica: _share(replica, view.steps_per_round), number=True),
         _Column(name="in", cell=lambda replica: f"{replica.in_rounds}/{replica.of_rounds}", number=True),
         _Column(name="restarts", cell=lambda replica: str(max(0, replica.starts - 1)), number=True),
         _Column(name="waits for", cell=lambda replica: few(replica.waiting_for)),
-        _Column(name="where", cell=lambda replica: place(replica.machine)),
+        _Column(name="cloud", cell=_cloud),
+        _Column(name="where", cell=_where),
         _Column(
             name="$/h", cell=lambda replica: "-" if spending is None else spending.an_hour(replica.machine), number=True
         ),
@@ -224,8 +225,19 @@ def _traffic(replica: ReplicaView) -> str:
     return f"{replica.uploaded_bytes / 1e6:,.0f}/{replica.downloaded_bytes / 1e6:,.0f}"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
+def _share(replica: ReplicaView, steps: int) -> str:
+    """The part of the current round that it has trained."""
+    return "-" if replica.step is None or not replica.at_work or not steps else f"{100 * replica.step // steps} %"
+
+
+def _cloud(replica: ReplicaView) -> str:
+    cloud = None if replica.machine is None else replica.machine.cloud
+    return "-" if cloud in {None, "local"} else str(cloud)
+
+
+def _where(replica: ReplicaView) -> str:
+    """The region and the type of its machine."""
+    return "-" if replica.machine is None else place(replace(replica.machine, cloud=None))
 
 
 def few(slots: Sequence[str]) -> str:
