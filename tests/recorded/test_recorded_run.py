@@ -111,8 +111,9 @@ SCRIPTS: Final[Mapping[str, Callable[[str], Run]]] = {
 
 def fixed(fields: Mapping[str, Any], names: tuple[str, ...] = ()) -> dict[str, object]:
     """Without these fields, and with five digits of a norm: it is a sum whose order depends on the processor."""
-    # What was recorded has no `software` of a start, which is of this machine, and no seal, which is of other fields.
-    recorded = fields.keys() - {"software", "seal"}
+    # What was recorded has no `software` of a start and no `memory` of a heartbeat, which are of this machine, and no
+    # seal, which is of other fields.
+    recorded = fields.keys() - {"software", "memory", "seal"}
     result = {name: "not fixed" if name in names else fields[name] for name in fields if name in recorded}
     return result | ({"norm": float(f"{fields['norm']:.5g}")} if fields.get("norm") else {})
 

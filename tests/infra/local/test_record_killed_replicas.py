@@ -17,8 +17,9 @@ from tests.support.clocks import FakeClock
 from skerry.infra.local.record_killed_replicas import EndingRecorder
 from skerry.infra.run.executor import Ending
 from skerry.runtime.errors import Retryable
+from skerry.runtime.failure_text import OUT_OF_MEMORY
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Member, Outcome
+from skerry.runtime.log.records import Member, Memory, Outcome
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -92,6 +93,26 @@ def test_killed_replica_gets_an_outcome_with_its_signal_and_a_remedy(log: Log) -
         "killed (signal SIGKILL); if not by a person, then out of memory: use a smaller batch or model, or a machine "
         "with more memory"
     )
+
+
+@pytest.mark.parametrize(
+    ("peak", "reason"),
+    [
+        (15_200_000_000, f"killed (signal SIGKILL), probably {OUT_OF_MEMORY}; it had used 15.2 of 16.0 GB"),
+        (
+            2_000_000_000,
+            f"killed (signal SIGKILL); if not by a person, then {OUT_OF_MEMORY}; it had used 2.0 of 16.0 GB",
+        ),
+    ],
+)
+def test_lack_of_memory_is_guessed_from_the_last_heartbeat(log: Log, peak: int, reason: str) -> None:
+    endings = recorder(log)
+    log.claim(0, ended_process())
+    memory = Memory(peak_bytes=peak, limit_bytes=16_000_000_000)
+    log.replace_heartbeat(heartbeat("a-0", run=RUN.nonce, memory=memory).to_bytes())
+    endings.note("a-0", KILLED, None)
+    endings.write()
+    assert log.outcomes()[0].reason == reason
 
 
 @pytest.mark.parametrize(

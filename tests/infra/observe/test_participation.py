@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
+from tests.kit.protocol import heartbeat
 from tests.kit.records import receipt
 
 from skerry.infra.cli.run_text import participation_lines
@@ -18,8 +19,9 @@ from skerry.infra.observe.participation import Figures, participation
 from skerry.infra.observe.read_changed_settings import RunSettings
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run.change_run_settings import expect_slots
+from skerry.runtime.failure_text import OUT_OF_MEMORY
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Contribution, Telemetry
+from skerry.runtime.log.records import Contribution, Memory, Telemetry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,6 +218,17 @@ def test_replica_that_ran_without_an_end_is_missing_with_a_reason(fleet: Fleet) 
     text = "it has no record of its end: late, hanging, killed, or its machine was lost"
     assert part_of(fleet, "a-1").reasons == (text,)
     assert part_of(fleet, "a-0").reasons == (), "it takes part, so it is at work"
+
+
+def test_start_without_an_end_and_with_full_memory_is_out_of_memory(fleet: Fleet) -> None:
+    for number in range(3):
+        fleet.train(number, *SLOTS[: 1 if number else 2])
+    memory = Memory(peak_bytes=15_200_000_000, limit_bytes=16_000_000_000)
+    fleet.store.replace(keys.heartbeat("a-1"), heartbeat("a-1", run=fleet.nonce, memory=memory).to_bytes())
+    text = f"it has no record of its end, and had used 15.2 of 16.0 GB: probably {OUT_OF_MEMORY}"
+    assert part_of(fleet, "a-1").reasons == (text,)
+    fleet.start("a-1")
+    assert "late, hanging, killed" in part_of(fleet, "a-1").reasons[-1], "the heartbeat is of another start"
 
 
 def test_run_that_was_stopped_and_continued_has_no_warning(fleet: Fleet) -> None:

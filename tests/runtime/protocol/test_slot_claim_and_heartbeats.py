@@ -20,13 +20,15 @@ from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Diverged, Fenced, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import Heartbeat
+from skerry.runtime.log.records import Heartbeat, Memory
 from skerry.runtime.protocol.quorum import is_live
-from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
+from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, peak_memory
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from skerry.runtime.store import Data
     from skerry.runtime.store.interface import Profile
 
@@ -127,6 +129,49 @@ def test_phase_is_published_at_once_and_numbers_with_the_next_beat(log: RunLog, 
     assert read(log, "a") == published
     presence.beat()
     assert (read(log, "a").inner_step, read(log, "a").loss) == (7, None)
+
+
+def test_heartbeat_has_the_memory_only_in_runs_of_this_version(clock: FakeClock) -> None:
+    for links, expected in ((True, Memory(peak_bytes=3, limit_bytes=4)), (None, None)):
+        log = RunLog(MemoryStore(), run_record(clock).model_copy(update={"links": links}))
+        presence = Presence(log, clock, "a", 1.0)
+        presence.memory = lambda: Memory(peak_bytes=3, limit_bytes=4)
+        presence.beat()
+        assert read(log, "a").memory == expected
+        assert (b"memory" in bytes(log.store.read(keys.heartbeat("a")) or b"")) == bool(links)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/jobs/one\n", {}, 8000 << 10),
+        ("0::/jobs/one\n", {"jobs/memory.max": "6000", "jobs/one/memory.max": "max"}, 6000),
+        ("0::/jobs/one\n", {"memory.max": "5000"}, 5000),
+        ("7:cpu:/x\n4:memory:/jobs/one\n", {"memory/jobs/one/memory.limit_in_bytes": "4000"}, 4000),
+        ("4:memory:/not/mounted/here\n", {"memory/memory.limit_in_bytes": "3000"}, 3000),
+    ],
+)
+def test_limit_of_memory_is_that_of_the_machine_or_a_group_above(
+    groups: str, limits: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\nVmRSS:\t    1000 kB\n")
+    (proc / "self/cgroup").write_text(groups)
+    (proc / "meminfo").write_text("MemTotal:        8000 kB\nMemFree:   10 kB\n")
+    for name, limit in limits.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(f"{limit}\n")
+    assert peak_memory(proc, cgroups) == Memory(peak_bytes=2000 << 10, limit_bytes=expected)
+    (proc / "self/status").write_text("Name:\tpython\n")
+    assert peak_memory(proc, cgroups) is None
+
+
+def test_peak_memory_of_this_process_is_known() -> None:
+    memory = peak_memory()
+    assert memory is not None
+    assert 1 << 20 < memory.peak_bytes < 1 << 40
+    assert memory.limit_bytes < 1 << 50
 
 
 def test_slow_write_does_not_overwrite_a_newer_heartbeat(clock: FakeClock) -> None:

@@ -20,6 +20,7 @@ from skerry.runtime.log.records import Heartbeat, Member, Outcome
 if TYPE_CHECKING:
     from skerry.infra.run.executor import Ending
     from skerry.runtime.clock import Clock
+    from skerry.runtime.log.records import Memory
     from skerry.runtime.log.run_record import Run
     from skerry.runtime.store import Store
 
@@ -82,7 +83,7 @@ class EndingRecorder:
             incarnation=member.incarnation,
             status="stopped" if ending.why else _STATUS.get(code or 0, "retry"),
             exit_code=min(255, code or 0),
-            reason=ending_text(ending, last_line)[:_LONGEST],
+            reason=ending_text(ending, last_line, None if beat is None else beat.memory)[:_LONGEST],
             round=0 if beat is None else beat.round,
             inner_step=0 if beat is None else beat.inner_step,
             tokens=0 if beat is None else beat.tokens,
@@ -96,12 +97,16 @@ class EndingRecorder:
         return None if data is None else kind.parse(data, key)
 
 
-def ending_text(ending: Ending, last_line: str | None = None) -> str:
-    """The end of a start for people. last_line: of its log, which says why a script ended with an exit code."""
+def ending_text(ending: Ending, last_line: str | None = None, memory: Memory | None = None) -> str:
+    """The end of a start for people. last_line: of its log, which says why a script ended with an exit code.
+
+    memory: of its last heartbeat, from which a lack of memory is guessed.
+    """
     if ending.signal is None:
         return f"{ending}: {last_line}" if last_line else str(ending)
     if ending.why:
         return f"killed ({ending}): {ending.why}"
     if ending.signal == signal.SIGKILL:
-        return f"killed ({ending}); if not by a person, then {OUT_OF_MEMORY}"
+        guess = ", probably" if memory is not None and memory.is_nearly_full else "; if not by a person, then"
+        return f"killed ({ending}){guess} {OUT_OF_MEMORY}" + ("" if memory is None else f"; it had used {memory}")
     return f"killed ({ending})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.doctor.findings import SLOW
 from skerry.infra.observe.history import build_starts, closed_rounds, fill_in_absent
-from skerry.runtime.failure_text import shortened
+from skerry.runtime.failure_text import OUT_OF_MEMORY, shortened
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
@@ -215,9 +215,16 @@ def _reasons(
         elif not latest:
             yield f"{name} ended without a record: killed, out of memory, or its machine was lost"
         elif away:
-            notice = beat.notice if beat is not None and beat.incarnation == start.incarnation else None
-            unknown = f"{name} has no record of its end: late, hanging, killed, or its machine was lost"
-            yield unknown if notice is None else shortened(notice, _REASON_CHARACTERS)
+            yield _unrecorded(name, beat if beat is not None and beat.incarnation == start.incarnation else None)
+
+
+def _unrecorded(name: str, beat: Heartbeat | None) -> str:
+    """The likely reason for the end of a start without a record of it. beat: its last heartbeat."""
+    if beat is not None and beat.notice is not None:
+        return shortened(beat.notice, _REASON_CHARACTERS)
+    if beat is not None and beat.memory is not None and beat.memory.is_nearly_full:
+        return f"{name} has no record of its end, and had used {beat.memory}: probably {OUT_OF_MEMORY}"
+    return f"{name} has no record of its end: late, hanging, killed, or its machine was lost"
 
 
 def _located(outcome: Outcome) -> str:

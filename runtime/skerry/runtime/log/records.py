@@ -150,11 +150,28 @@ class MirrorState(Record):
     problem: Annotated[Text, Field(max_length=500)] | None = None
 
 
+class Memory(Record):
+    """The memory of a replica's process: the most since its start, and that of its machine or group of processes."""
+
+    peak_bytes: Count
+    limit_bytes: Annotated[int, Field(ge=1)]
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """True if so much was used that the kernel may soon end the process."""
+        return 5 * self.peak_bytes >= 4 * self.limit_bytes
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.peak_bytes / 1e9:.1f} of {self.limit_bytes / 1e9:.1f} GB"
+
+
 class Heartbeat(Extended):
     """The only replaceable record of a slot: its liveness, position and progress.
 
     waiting_for: slots with an awaited contribution. notice: text for people (a spot notice, a stop request). mirrors:
-    those to which this replica has copied; None, and absent from the bytes, for none.
+    those to which this replica has copied; None, and absent from the bytes, for none. memory: None, and absent, if it
+    is not known or run.json has no `links`.
     """
 
     run: Nonce
@@ -173,7 +190,8 @@ class Heartbeat(Extended):
     waiting_for: tuple[Text, ...]
     notice: Text | None
     mirrors: tuple[MirrorState, ...] | None = None
-    ADDED = ("mirrors",)
+    memory: Memory | None = None
+    ADDED = ("mirrors", "memory")
 
 
 class Part(Record):

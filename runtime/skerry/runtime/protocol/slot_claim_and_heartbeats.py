@@ -11,7 +11,9 @@ import math
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skerry.runtime.contract import check_slot
@@ -20,13 +22,13 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.find_moved_run import check_lives_here
 from skerry.runtime.log.log import read_record_bytes
 from skerry.runtime.log.record_parsing import digest_of
-from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase
+from skerry.runtime.log.records import Abstention, Heartbeat, Member, Memory, Phase
 from skerry.runtime.protocol.quorum import ObservedHeartbeat, is_live
 from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.structured_logging import emit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
@@ -97,6 +99,8 @@ class Presence:
         self._thread: threading.Thread | None = None
         self.mirrors: Callable[[], tuple[MirrorState, ...] | None] = lambda: None
         """For the heartbeats: those to which this replica copies."""
+        self.memory: Callable[[], Memory | None] = lambda: None
+        """For the heartbeats: see `peak_memory`."""
         self.incarnation = claim_slot(log, slot, clock, place, software)
         emit("joined", {"slot": slot, "incarnation": self.incarnation})
 
@@ -205,6 +209,8 @@ class Presence:
                 waiting_for=progress.waiting_for,
                 notice=progress.notice,
                 mirrors=self.mirrors(),
+                # A replica of an older version could not read it (decision 0062).
+                memory=self.memory() if self._log.run.links else None,
             )
             if self._late_since is None:
                 self._late_since = self._clock.now()
@@ -275,6 +281,38 @@ class Presence:
                 self.beat()
         except Exception as error:  # noqa: BLE001  a thread's entry: the other replicas will find the heartbeat stale
             emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING, error=error)
+
+
+def peak_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory | None:
+    """The memory of this process; None if the system does not have it.
+
+    The limit is that of the machine, or a lower one of a group (cgroup 1 or 2) that the process is in.
+    """
+    try:
+        peak = _kilobytes(proc / "self/status", "VmHWM")
+        limits = [_kilobytes(proc / "meminfo", "MemTotal"), *_group_limits(proc / "self/cgroup", cgroups)]
+        return Memory(peak_bytes=peak, limit_bytes=min(limits))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) << 10
+
+
+def _group_limits(file: Path, cgroups: Path) -> Iterator[int]:
+    """The limits of the groups in `file`, and of those above them. A container sees its own group as the root."""
+    for line in file.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = cgroups / "memory" if controllers else cgroups
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                with suppress(OSError, ValueError):  # no limit, or not seen from here
+                    yield int((folder / ("memory.limit_in_bytes" if controllers else "memory.max")).read_text())
 
 
 class HeartbeatMonitor:

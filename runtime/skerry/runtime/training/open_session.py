@@ -23,7 +23,13 @@ from skerry.runtime.mirrors.mirror import Mirror
 from skerry.runtime.mirrors.restorable import find_cut
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
-from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress, WorkMonitor
+from skerry.runtime.protocol.slot_claim_and_heartbeats import (
+    HeartbeatMonitor,
+    Presence,
+    Progress,
+    WorkMonitor,
+    peak_memory,
+)
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
@@ -233,6 +239,7 @@ def join_run(
 
 def _claim(log: RunLog, slot: str, terms: SessionOptions, heartbeat_s: float, clock: Clock) -> Presence:
     presence = Presence(log, clock, slot, heartbeat_s, terms.place, terms.software)
+    presence.memory = peak_memory
     if log.run.failover is not None:
         _copy_claim(log.store, log.run, log.run.failover.mirror, slot, clock)
     return presence
