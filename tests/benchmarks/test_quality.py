@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,9 @@ from common.simulated_rounds import Round, simulate
 from common.stacked import MODEL, RunPlan, Stack, train
 from pydantic import TypeAdapter
 from quality import Document, compare, encoding, interval, with_codec
-from ruamel.yaml import YAML
 from tests.runtime.tensors.test_reduce_scatter import Fleet
 
 from skerry.infra.spec.model import Outer
-from skerry.infra.targets import samples
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.tensors.byte_layout import Index, TensorSpec
 
@@ -31,6 +30,29 @@ OPTIONS = argparse.Namespace(**MODEL)
 STEPS = 3
 BLOCKS = ("bf16", "int8", "int4", "int2")
 ROOT = Path(__file__).parents[2]
+# What a user may copy.
+SAMPLES = (
+    "*.md",
+    "docs/*.md",
+    "infra/*.md",
+    "runtime/*.md",
+    "images/*.md",
+    "infra/examples/*.yaml",
+    "infra/skerry/infra/**/sample.yaml",
+    "runtime/examples/**/*.py",
+    "runtime/skerry/runtime/recipes/*.py",
+    "runtime/skerry/runtime/integrations/*.py",
+    "runtime/skerry/serverless/*.py",
+)
+# With another outer step, and the reason.
+OTHER_OUTER_STEPS = {
+    "docs/extend.md": "shows how to change it",
+    "runtime/README.md": "names the momentum of a measurement",
+    "runtime/skerry/runtime/recipes/from_torchtitan.py": "torchtitan has its own, which none of its settings changes",
+}
+# Numbers, as in a spec, a call of the optimizer, a command, or argparse.
+OUTER_RATE = r"(?m)(?:^  lr: |\blr[:=] ?(?=[\d.]+, momentum)|outer.lr\W{1,3}(?:type=float, default=)?)(\d*\.\d+)"
+OUTER_MOMENTUM = r"momentum\W{1,3}(?:type=float, default=)?(\d*\.\d+)"
 
 
 def whole(replicas: int, steps: int = STEPS) -> Round:
@@ -102,13 +124,18 @@ def test_defaults_of_the_spec_beat_a_replica_alone() -> None:
     assert max(together_0 / alone_0, together_1 / alone_1) < 0.995
 
 
-@pytest.mark.parametrize("kind", sorted(samples()))
-def test_samples_have_the_outer_step_of_the_defaults(kind: str, tmp_path: Path) -> None:
-    spec = tmp_path / "skerry.yaml"
-    spec.write_text(samples()[kind])
-    for path in (spec, ROOT / "infra/examples/quickstart.yaml"):
-        outer = YAML(typ="safe").load(path)["outer"]
-        assert (outer["lr"], outer["momentum"]) == (Outer(rounds=1).lr, Outer(rounds=1).momentum)
+def test_samples_have_the_outer_step_of_the_defaults() -> None:
+    """Specs, scripts and pages: a copy of any of them begins with what was measured."""
+    default = Outer(rounds=1)
+    texts = {str(path.relative_to(ROOT)): path.read_text() for glob in SAMPLES for path in ROOT.glob(glob)}
+    assert len(texts) > 50
+    rates, momenta = (
+        {name: re.findall(of, text) for name, text in texts.items()} for of in (OUTER_RATE, OUTER_MOMENTUM)
+    )
+    assert min(sum(map(len, figures.values())) for figures in (rates, momenta)) > 20
+    others = {name for name, of_text in rates.items() if any(float(rate) != default.lr for rate in of_text)}
+    others |= {name for name, of_text in momenta.items() if any(float(value) != default.momentum for value in of_text)}
+    assert others == OTHER_OUTER_STEPS.keys()
 
 
 def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:

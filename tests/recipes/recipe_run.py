@@ -31,10 +31,10 @@ STEPS: Final = 20
 KILLED: Final = "local-1"
 # A round needs both replicas, so the run cannot end while the killed replica is away.
 SETTINGS: Final = (
-    f"outer.rounds={ROUNDS}",
-    "faults.min_replicas=2",
-    "faults.checkpoint_every=2",  # so the state that a restarted replica finds is older than the run
-    "faults.restarts.max=1",
+    f"--set=outer.rounds={ROUNDS}",
+    "--set=faults.min_replicas=2",
+    "--set=faults.checkpoint_every=2",  # so the state that a restarted replica finds is older than the run
+    "--set=faults.restarts.max=1",
 )
 # What takes a recipe long to import.
 IMPORTS: Final = {
@@ -70,14 +70,18 @@ class RecipeRun:
         result = invoke("init", self.spec, "--from", recipe)
         assert result.exit_code == 0, result.output
 
-    def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
-        """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits."""
-        settings = [f"--set={setting}" for setting in SETTINGS]
+    def train(
+        self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL, rounds: int = ROUNDS
+    ) -> None:
+        """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits.
+
+        Called again, it goes on with a run that was extended to so many rounds.
+        """
         if kill_after is not None:
             paths = {"commit": self.log / keys.commit(kill_after), "held": self.held, "released": self.released}
             hold = HOLD.format(slot=KILLED, **{name: str(path) for name, path in paths.items()})
             self.script.write_text(hold + self.script.read_text())
-        with Skerry("up", str(self.spec), "--json", *settings, imports=IMPORTS.get(self.recipe, ())) as up:
+        with Skerry("up", str(self.spec), "--json", *SETTINGS, imports=IMPORTS.get(self.recipe, ())) as up:
             if kill_after is not None:
                 wait_for(lambda: self.held.exists() or up.process.poll() is not None, 120)
                 if self.held.exists():  # else it has ended by itself, as its output shows
@@ -89,7 +93,7 @@ class RecipeRun:
         summary = json.loads(up.output.splitlines()[-1])
         restarts = {result["slot"]: (result["fate"], result["restarts"]) for result in summary["results"]}
         assert restarts == {"local-0": ("done", 0), KILLED: ("done", 0 if kill_after is None else 1)}, up.output
-        assert digests_equal(read_history(self.store).rounds, ROUNDS)
+        assert digests_equal(read_history(self.store).rounds, rounds)
 
     def log_of(self, slot: str, start: int = 0) -> str:
         """Everything that one start of a replica has written."""

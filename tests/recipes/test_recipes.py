@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.recipes.recipe_run import KILLED, ROUNDS, STEPS, RecipeRun, wandb_records
+from tests.recipes.recipe_run import KILLED, ROUNDS, SETTINGS, STEPS, RecipeRun, wandb_records
 from tests.support.command_line import invoke
 
 from skerry.infra.cli import recipes_for_init
@@ -126,9 +126,20 @@ def test_script_from_torchft_trains_and_a_killed_replica_rejoins(tmp_path: Path)
     run = RecipeRun(tmp_path, "torchft")
     run.train(kill_after=2)
     assert_rates(run, constant)
+    assert_losses(run)
+    losses = run.telemetry("loss")
+    assert losses["local-0"][0] != losses[KILLED][0], "each replica trains on its own data"
     for start in (0, 1):
         assert "catch_up_missing" not in run.log_of(KILLED, start)
     assert "caught_up" in run.log_of(KILLED, 1) or "checkpoint_loaded" in run.log_of(KILLED, 1)
+
+
+def test_script_from_torchft_trains_the_rounds_of_the_spec(tmp_path: Path) -> None:
+    run = RecipeRun(tmp_path, "torchft")
+    run.train()
+    assert invoke("extend", run.spec, *SETTINGS, "--rounds", ROUNDS + 2).exit_code == 0
+    run.train(rounds=ROUNDS + 2)
+    assert [len(losses) for losses in run.telemetry("loss").values()] == [ROUNDS + 2] * 2
 
 
 def test_tensorboard_shows_each_step_of_a_killed_replica_once(tmp_path: Path) -> None:

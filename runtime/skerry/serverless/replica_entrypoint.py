@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sync_every", type=int, default=20, help="inner steps in a round")
     parser.add_argument("--lr", type=float, default=0.01, help="of AdamW, the inner optimizer")
     parser.add_argument("--outer_lr", type=float, default=0.7, help="of the outer SGD with Nesterov momentum")
-    parser.add_argument("--outer_momentum", type=float, default=0.8)
+    parser.add_argument("--outer_momentum", type=float, default=0.5)
     parser.add_argument("--should_quantize", action="store_true", help="exchange int8")
     parser.add_argument("--timeout_s", type=float, default=1800.0, help="how long to wait for the others")
     return parser
