@@ -4,7 +4,8 @@ Started by path, in its own session, with a pipe as standard input whose other e
 supervisor closes that end to kill the replica, and the kernel closes it if the supervisor dies, SIGKILL included.
 Unlike PR_SET_PDEATHSIG this has no race at the start and does not depend on the thread that started the replica. As a
 subreaper the leash adopts all orphans of its descendants, in sessions of their own too (torchrun's ranks), so no
-process escapes while it lives (decision 0002). Imports the standard library only, so that it starts in milliseconds.
+process escapes while it lives (decision 0002). Imports the standard library only, so that it starts in milliseconds:
+therefore it has its own look for child processes, as `skerry.runtime.container.process_tree` has.
 """
 
 from __future__ import annotations
