@@ -125,6 +125,24 @@ def test_last_words_name_the_next_commands_and_their_page(ended: Quickstart) -> 
     assert "skerry init" in (ended.checkout / match[1]).read_text()
 
 
+def test_page_shows_what_the_quickstart_prints_today(ended: Quickstart) -> None:
+    """Except for numbers, strips of rounds and paths; and how many rounds a replica missed depends on the machine."""
+    page = (ROOT / "docs/tutorial-language-model.md").read_text()
+    (shown,) = re.findall(r"## What you see\n.*?```\n(.*?)```", page, re.DOTALL)
+    printed = {shape(line) for line in ended.output.splitlines()}
+    lines = [line for line in shown.splitlines() if line != "..."]
+    assert len(lines) > 15
+    assert not [line for line in lines if shape(line) not in printed]
+
+
+def shape(line: str) -> str:
+    """A line without what differs between two runs."""
+    line = re.sub(r"^(?:warning:)? +?local-\d: .*(loss \S+ to )", r"\1", line)
+    line = re.sub(r"^quickstart-\w+: .*; (?=receipts: )", "", line)
+    line = re.sub(r"/\S+/build/", "build/", line)
+    return " ".join(re.sub(r"[\d.,]+", "0", line).rstrip("█▄▒○░X ").split())
+
+
 def printed_path(ended: Quickstart, label: str) -> Path:
     """The path that the output names after this label."""
     (path,) = [line.removeprefix(label) for line in ended.output.splitlines() if line.startswith(label)]
