@@ -1,4 +1,4 @@
-"""A script that was written for torchft's Manager and DiLoCo. Lines 1 to 3 had to change; the others are better so."""
+"""A script that was written for torchft's Manager and DiLoCo. It needs changes 1 to 3; the others apply the spec."""
 
 import os
 
