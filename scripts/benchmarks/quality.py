@@ -77,10 +77,11 @@ CURVES = {
     "one replica": ("#7f7f7f", "-"),
 }
 KEPT = ("seeds", "rounds", "sync_every", *MODEL)
-INNER: Sequence[Mapping[str, float]] = tuple({"lr": lr} for lr in (4e-3, 8e-3, 1.6e-2))
+INNER: Sequence[Mapping[str, float]] = tuple({"lr": lr} for lr in (4e-3, 8e-3, 1.6e-2, 3.2e-2))
+STEPS = ((0.5, 0.5), (0.7, 0.3), (0.7, 0.5), (0.7, 0.7), (0.7, 0.9), (1.0, 0.0), (1.0, 0.3), (1.0, 0.5))
 OUTER: Sequence[Mapping[str, float]] = tuple(
     {**inner, "outer_lr": lr, "outer_momentum": momentum}
-    for inner, (lr, momentum) in itertools.product(INNER, ((0.7, 0.5), (0.7, 0.9), (1.0, 0.0), (1.0, 0.5)))
+    for inner, (lr, momentum) in itertools.product(INNER, STEPS)
 )
 
 

@@ -197,7 +197,8 @@ def test_outer_step_is_taken_with_the_published_average() -> None:
 def test_readme_and_its_picture_have_the_figures_of_the_results() -> None:
     """After `scripts/bench quality --results docs/quality.json --plot docs/quality.svg`."""
     document = TypeAdapter(Document).validate_json((ROOT / "docs/quality.json").read_bytes())
-    readme, picture = ((ROOT / name).read_text().replace("**", "") for name in ("README.md", "docs/quality.svg"))
+    files = ("README.md", "docs/quality.svg", "runtime/README.md")
+    readme, picture, manual = ((ROOT / name).read_text().replace("**", "") for name in files)
     results = {result.arm: result for result in compare(document.arms, "data parallel")}
 
     assert {len(arm.losses) for arm in document.arms.values()} == {20}
@@ -207,6 +208,9 @@ def test_readme_and_its_picture_have_the_figures_of_the_results() -> None:
         assert f"{result.ratio:.3f}" in picture
         if name != "data parallel":
             assert f"{result.ratio:.3f} ({result.low:.3f} to {result.high:.3f})" in readme, name
+    for result in compare(document.arms, "codec bf16"):
+        if result.arm in {"skerry", *map("codec {}".format, BLOCKS), "codec sparse"} - {"codec bf16"}:
+            assert f"{result.ratio:.4f} ({result.low:.4f} to {result.high:.4f})" in manual, result.arm
 
 
 def test_interval_has_the_mean_in_it() -> None:
