@@ -168,10 +168,12 @@ def essence(page: str) -> list[str]:
     slow = (
         r"^ *(bits |time |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
     )
-    slow += r"|(?<=: finished: ).*$|^(  .*\?) .*$"  # what the report answers
+    slow += r"|(?<=: finished: ).*$"
+    # What the report answers: the cost, and if the run converged, are the same on every machine.
+    slow += r"|(?<=converge\? )([a-z ]*).*$|^(  (?:Which|Where) .*\?) .*$"
     slow += r"|\d+ of \d+ in the last round"  # shown if a replica was late in it
     slow += r"|(?:\d+ [hm] )*[\d.]+ s(?= so far)"
-    lines = re.sub(slow, lambda line: line[3] or "", lines, flags=re.MULTILINE)
+    lines = re.sub(slow, lambda line: "".join(filter(None, line.groups()[2:])), lines, flags=re.MULTILINE)
     words = (re.sub(r"[^a-z$]+", " ", re.sub(r"\S*\d\S*", " ", line.lower())).strip() for line in lines.splitlines())
     return sorted(set(words) - {""})
 
