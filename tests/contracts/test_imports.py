@@ -79,7 +79,7 @@ def after_importing(*modules: str, path: str = f"{ROOT / 'runtime'}:{ROOT / 'inf
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)
@@ -123,7 +123,7 @@ def test_help_and_version_load_no_command(arguments: list[str], shown: str) -> N
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     *_, last = ended.stdout.splitlines()
     assert shown in ended.stdout + ended.stderr

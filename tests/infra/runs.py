@@ -73,7 +73,7 @@ class Skerry:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=300)
         self._output.close()
         self._folder.cleanup()
 
@@ -92,7 +92,7 @@ class Skerry:
         """Read the rest of the output; the exit code."""
         for _ in self._read_lines():
             pass
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=300)
 
     def close_output(self) -> None:
         """Read no more, as a terminal that was closed."""

@@ -62,7 +62,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
     command = ["scripts/quickstart", "--rounds", "6", "--replicas", "2", "--store", store.as_uri()]
     environment = {**os.environ, "PYTHONPATH": f"{checkout / 'runtime'}:{checkout / 'infra'}"}
     result = subprocess.run(
-        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     return Quickstart(checkout, result.stdout, json.loads(result.stdout.splitlines()[-1]))
@@ -109,7 +109,7 @@ def test_exported_model_has_the_same_held_out_loss_in_plain_torch(ended: Quickst
     train = ended.checkout / "runtime/examples/tiny_gpt/train.py"
     script = PLAIN.replace("sys.argv[1]", repr(str(train)))
     command = [sys.executable, "-c", script, "--evaluate", str(model)]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
     assert ended.verdict["same_text"]
     assert result["held_out"] == pytest.approx(ended.verdict["exported"], abs=1e-4)
     assert result["held_out"] == pytest.approx(ended.verdict["held_out"], abs=1e-3)

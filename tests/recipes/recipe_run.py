@@ -83,9 +83,9 @@ class RecipeRun:
             self.script.write_text(hold + self.script.read_text())
         with Skerry("up", str(self.spec), "--json", *SETTINGS, imports=IMPORTS.get(self.recipe, ())) as up:
             if kill_after is not None:
-                wait_for(lambda: self.held.exists() or up.process.poll() is not None, 120)
+                wait_for(lambda: self.held.exists() or up.process.poll() is not None)
                 if self.held.exists():  # else it has ended by itself, as its output shows
-                    wait_for(self._has_receipt, 60)
+                    wait_for(self._has_receipt)
                     os.kill(self._process(), by)
                 self.released.touch()
             code = up.end()

@@ -83,7 +83,7 @@ def test_killed_replica_rejoins_and_no_replica_loses_a_step(
     with Workers(tmp_path, place) as workers:
         survivors = [workers.start(i, *common) for i in range(2)]
         victim = workers.start(2, *common, "--die-at", str(2 * per_round + per_round // 2))
-        assert victim.wait(90) == -signal.SIGKILL
+        assert victim.wait(300) == -signal.SIGKILL
         restarted = workers.start(2, *common)
         reports = [workers.reports(process)[case] for process in [*survivors, restarted]]
     assert len({report["final"] for report in reports}) == 1
@@ -99,7 +99,7 @@ def test_all_replicas_killed_resume_from_the_log(tmp_path: Path) -> None:
     common = ["--rounds", "6", "--sync-every", "4"]
     with Workers(tmp_path, place) as workers:
         for process in [workers.start(i, *common, "--die-at", "14") for i in range(2)]:
-            assert process.wait(120) == -signal.SIGKILL
+            assert process.wait(300) == -signal.SIGKILL
         reports = [workers.reports(p)[CASES[0]] for p in [workers.start(i, *common) for i in range(2)]]
     assert [d.round for d in decisions(store_of(place, CASES[0]))] == list(range(6))
     assert reports[0]["final"] == reports[1]["final"]

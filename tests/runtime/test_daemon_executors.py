@@ -52,7 +52,7 @@ def test_shutdown_cancels_waiting_jobs_only() -> None:
 
     pool = BackgroundThreads(1, "cancelled")
     running, waiting = pool.submit(run), pool.submit(run)
-    assert started.wait(10)
+    assert started.wait(300)
     pool.shutdown(wait=False, cancel_futures=True)
     end.set()
     pool.shutdown()
@@ -69,7 +69,7 @@ def test_forgotten_executor_ends_its_threads_after_its_jobs() -> None:
     jobs = [pool.submit(end.wait) for _ in range(3)]
     del pool
     end.set()
-    assert all(job.result(10) for job in jobs)
+    assert all(job.result(300) for job in jobs)
     wait_for(lambda: not any(thread.name.startswith("forgotten") for thread in threading.enumerate()))
 
 

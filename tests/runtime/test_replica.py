@@ -405,14 +405,14 @@ def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
     with Script(uri, "slow") as old:
         old.read_lines()
         with Script(uri, "claim") as newer:
-            assert newer.wait(60) == -signal.SIGKILL
+            assert newer.wait(300) == -signal.SIGKILL
         assert len(store.list(keys.members_prefix("r-0"))) == 2
-        code = old.end(60)
+        code = old.end(300)
     end = outcome(store)
     assert (code, end.exit_code, end.status) == (ExitCode.RETRY, ExitCode.RETRY, "retry")
     assert "the newer one has no heartbeat, so the slot is empty; restart this replica" in end.reason
     with Script(uri, "train") as again:
-        assert again.end(60) == ExitCode.DONE
+        assert again.end(300) == ExitCode.DONE
     assert outcome(store, incarnation=2).status == "done"
 
 
@@ -421,7 +421,7 @@ def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
 def test_script_ends_with_the_documented_code(uri: str, mode: str, code: int) -> None:
     create_run(uri, rounds=2)
     with Script(uri, mode) as process:
-        assert process.end(60) == code
+        assert process.end(300) == code
 
 
 @pytest.mark.slow
@@ -442,7 +442,7 @@ def test_signal_ends_the_wait_and_keeps_the_contribution(uri: str) -> None:
     store = create_run(uri, slots=2, minimum=2, rounds=None)
     with Script(uri, "train") as process:
         process.read_lines(3)
-        wait_for(lambda: contributions(store), timeout_s=30)
+        wait_for(lambda: contributions(store))
         process.send_signal(signal.SIGTERM)
         assert process.end(STOP_BUDGET_S) == ExitCode.RETRY
     assert outcome(store).status == "stopped"
@@ -455,6 +455,6 @@ def test_stuck_step_is_ended_within_the_budget(uri: str) -> None:
     with Script(uri, "stuck") as process:
         process.read_lines(2)
         process.send_signal(signal.SIGTERM)
-        assert process.end(60) == ExitCode.RETRY
+        assert process.end(300) == ExitCode.RETRY
     (limit,) = re.findall(r"not done (\d+) s after SIGTERM", process.errors.read_text())
     assert float(limit) < STOP_BUDGET_S

@@ -50,7 +50,7 @@ def start(output: Path, *arguments: str, **environment: str) -> ForkedProcess:
 def report_of(process: ForkedProcess) -> dict[str, object]:
     """The JSON in the last line of a process. Kills it after 240 s."""
     with process:
-        assert process.wait(240) == 0, process.errors.read_text()
+        assert process.wait(300) == 0, process.errors.read_text()
     last: dict[str, object] = json.loads(process.output.read_text().splitlines()[-1])
     return last
 

@@ -35,7 +35,7 @@ def models_after(uri: str, train: Train) -> list[torch.nn.Sequential]:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.05, generator=generator)
         inner = torch.optim.SGD(model.parameters(), lr=0.001)
-        with ObjectStoreAllReduce(uri, rank, 2, poll_interval_s=0.05, timeout_s=30) as allreduce:
+        with ObjectStoreAllReduce(uri, rank, 2, poll_interval_s=0.05, timeout_s=300) as allreduce:
             train(MockManager(allreduce), model, inner)
         return model
 

@@ -46,6 +46,6 @@ def test_seed_gives_the_same_schedule_in_another_process_with_other_hashes() -> 
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     assert other.stdout.strip() == run_seed(16).digest

@@ -42,7 +42,7 @@ class _Fork(ForkedProcess):
         super().__init__(["-m", __name__, folder, str(home)], {**environment, "OMP_NUM_THREADS": "1"}, pipe)
         self.stdout = pipe.open()
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 300.0) -> int:
         self.stdout.close()
         return super().wait(timeout)
 

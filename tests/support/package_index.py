@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-WITHIN_S: Final = 20.0
+WITHIN_S: Final = 300.0
 
 
 class PackageIndex:

@@ -38,7 +38,7 @@ class Workers:
         self._started.append(process)
         return process
 
-    def reports(self, process: ForkedProcess, timeout: float = 90.0) -> dict[str, dict[str, object]]:
+    def reports(self, process: ForkedProcess, timeout: float = 300.0) -> dict[str, dict[str, object]]:
         """Wait until a worker has succeeded. Returns its reports by case."""
         code = process.wait(timeout)
         assert code == 0, f"exit code {code}:\n{process.errors.read_text()[-4000:]}"

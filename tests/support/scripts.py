@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROOT: Final = Path(__file__).parents[2]
-_LIMIT_S: Final = 180
+_LIMIT_S: Final = 600
 # Runs each command and lists the large libraries that are imported after it.
 _LOADS: Final = """
 import json, sys

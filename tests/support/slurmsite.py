@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sbatch")
-DEADLINE_S: Final = 120.0
+DEADLINE_S: Final = 600.0
 # cred_expire: a requeued job waits so long before it starts again; 5 s are the least, 120 s the default.
 CONFIGURATION: Final = """\
 ClusterName=skerry

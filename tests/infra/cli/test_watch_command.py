@@ -193,7 +193,7 @@ def test_ctrl_c_ends_the_screen_with_exit_code_0(fleet: Fleet, width: int, heigh
     os.write(leader, b"\x03")
     end = read_until(leader, None)
     os.close(leader)
-    assert process.wait(20) == 0
+    assert process.wait(300) == 0
     for text in ("\x1b[?1049h", "round 4 of 8", "a-0", "absent: a-1"):
         assert text in screen
     assert "\x1b[?1049l" in end, "the normal screen is shown again"

@@ -49,7 +49,7 @@ class InFlight:
                 if self._now > 1:
                     self._two.set()
             if waiting is not None and threading.current_thread().name.startswith(waiting):
-                assert self._two.wait(30), "the calls of these threads are not made at the same time"
+                assert self._two.wait(300), "the calls of these threads are not made at the same time"
             try:
                 return real(*words, **named)
             finally:
@@ -170,7 +170,7 @@ def test_call_within_a_call_needs_no_further_place() -> None:
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert inside.wait(5)
+    assert inside.wait(300)
     waiting = threading.Thread(target=limit.__enter__)
     waiting.start()
     assert waiting.is_alive()

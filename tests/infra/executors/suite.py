@@ -99,7 +99,7 @@ class Stage(ABC):
 
 def until(look: Callable[[], bool]) -> None:
     """Wait until `look` is true: real processes need a moment, jobs that a test drives do not."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not look():
         assert time.monotonic() < deadline
         os.sched_yield()

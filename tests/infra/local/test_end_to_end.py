@@ -139,7 +139,7 @@ def test_closed_terminal_stops_replicas_cleanly(tmp_path: Path, *, hang_up: bool
             # A line to print to the closed pipe: one, because the replicas may write their last lines after it.
             with (tmp_path / ".skerry" / "test-run" / "logs" / "a-0.0.log").open("a") as log:
                 log.write("more\n")
-            assert skerry.process.wait(timeout=30) == 1
+            assert skerry.process.wait(300) == 1
     for log in (tmp_path / ".skerry" / "test-run" / "logs").iterdir():
         assert log.read_text().endswith("stopping cleanly\n")
     assert processes_in(tmp_path) == []

@@ -69,8 +69,8 @@ def test_training_goes_on_from_the_mirror_of_a_deleted_store(
         run(command, tmp_path)
     store, mirror = open_store((tmp_path / ".skerry/store/my-run").as_uri()), second_cloud / "my-run"
     with Skerry(*up[0].split()[1:]) as training:
-        wait_for(lambda: find_closed(store, 0) >= BEFORE, timeout_s=120.0)
-        wait_for(lambda: find_closed(open_store(mirror.as_uri()), 0) >= find_closed(store, 0), timeout_s=60.0)
+        wait_for(lambda: find_closed(store, 0) >= BEFORE)
+        wait_for(lambda: find_closed(open_store(mirror.as_uri()), 0) >= find_closed(store, 0))
         closed = find_closed(open_store(mirror.as_uri()), 0)
         run(remove[0], tmp_path)
         training.interrupt()

@@ -95,7 +95,7 @@ def test_replica_gets_the_contract_its_folder_and_its_share_of_cores(local: Loca
 def test_leash_ends_with_the_exit_code_or_signal_of_the_replica(local: Local, script: str, ending: Ending) -> None:
     [handle] = local.launch(script)
     assert local.collect(handle) == [ending]
-    assert local.ended.get(timeout=30) == (handle, ending)
+    assert local.ended.get(timeout=300) == (handle, ending)
     assert local.workspace.processes() == []
 
 
@@ -145,7 +145,7 @@ def test_unwritable_process_list_loses_no_ending_and_no_process(tmp_path: Path) 
     (tmp_path / "work" / "processes.json").mkdir(parents=True)
     with local.starts:
         [handle] = local.launch("print('x')")
-        assert local.ended.get(timeout=30) == (handle, Ending(exit_code=0))
+        assert local.ended.get(timeout=300) == (handle, Ending(exit_code=0))
         [other] = local.launch(PAUSE)
         assert "processes.json" in (local.starts.untracked or "")
     assert local.starts.poll(other) == Ending(signal=9)

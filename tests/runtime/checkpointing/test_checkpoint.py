@@ -411,7 +411,7 @@ def test_last_checkpoint_waits_for_the_one_being_written() -> None:
 
     def delay_upload(verb: str, key: str) -> None:
         if verb == "create" and key.startswith(keys.start_after(keys.CHECKPOINTS, 3)):
-            resumed.wait(timeout=5)
+            resumed.wait(300)
         elif verb == "replace" and MemoryStore.read(store, keys.commit(3)) is not None:
             heartbeats.append(key)
             if len(heartbeats) >= 4:

@@ -157,12 +157,12 @@ def test_save_is_skipped_while_another_is_being_written() -> None:
     def hold_uploads(verb: str, key: str) -> None:
         if verb == "create" and key.startswith(keys.PRIVATE):
             started.set()
-            assert resumed.wait(10)
+            assert resumed.wait(300)
 
     rounds = Rounds(HookedStore(hold_uploads))
     private = rounds.saving()
     private.record(rounds.position(1), 1)
-    assert started.wait(10)
+    assert started.wait(300)
     private.record(rounds.position(2), 1)
     resumed.set()
     private.close(wait=True)

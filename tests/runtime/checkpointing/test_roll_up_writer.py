@@ -293,7 +293,7 @@ def test_stop_does_not_wait_for_records_that_are_still_to_be_read() -> None:
     def hang(verb: str, key: str) -> None:
         if verb == "read" and key.startswith(keys.RECEIPTS):
             reading.set()
-            assert resume.wait(60)
+            assert resume.wait(300)
 
     members = Members()
     members.close(12)
@@ -304,7 +304,7 @@ def test_stop_does_not_wait_for_records_that_are_still_to_be_read() -> None:
     pool = BackgroundThreads(1, "roll-up")
     writer = RollUpWriter(log, "a", members.clock, pool, SHORT)
     writer.note_closed(members.position)
-    assert reading.wait(60)
+    assert reading.wait(300)
     writer.close(wait=True)
     assert not resume.is_set()
     resume.set()

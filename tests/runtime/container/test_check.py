@@ -135,7 +135,7 @@ def test_signature_equals_botocores() -> None:
 def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "skerry.runtime", "check", *arguments]
     environment = {**clean_environment(), **environment}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ def test_replicas_go_on_from_the_mirror_of_a_deleted_store(
     while len(reached) < len(SLOTS):
         reached += signpost.wait()
     copy = open_store(mirror)
-    wait_for(lambda: find_closed(copy, 0) == LOST_AFTER and find_cut(copy).round == LOST_AFTER, timeout_s=30.0)
+    wait_for(lambda: find_closed(copy, 0) == LOST_AFTER and find_cut(copy).round == LOST_AFTER)
     home.rename(tmp_path / "lost")
     for process in processes:
         exit_code, output = container.finish(process)

@@ -164,7 +164,7 @@ def test_older_process_does_not_vote_beside_a_newer_start(places: Places, host: 
     interrupted, looked = threading.Event(), threading.Event()
     places.clock.on_pause = looked.set
     watch.start(interrupted.set)
-    assert looked.wait(10)
+    assert looked.wait(300)
     watch.stop()
     assert not interrupted.is_set()
     places.claim(1, host, places.home, places.mirror)
@@ -191,7 +191,7 @@ def test_script_is_interrupted_at_the_first_look_after_a_verdict(places: Places)
     places.verdict()
     watch, interrupted = places.watch(), threading.Event()
     watch.start(interrupted.set)
-    assert interrupted.wait(10)
+    assert interrupted.wait(300)
     watch.stop()
     assert watch.is_lost(ExitDecision(code=ExitCode.DONE, reason="done"))
 
@@ -239,7 +239,7 @@ def test_run_goes_on_once_its_new_store_answers_and_the_old_is_marked(places: Pl
     places.errors[FORK] = Retryable("away")
     places.clock.on_pause = places.errors.clear
     assert watch.await_store() == FORK
-    assert marked.wait(10)
+    assert marked.wait(300)
     mark_of_home = read_elsewhere(places.home)
     assert mark_of_home is not None
     assert (mark_of_home.why, mark_of_home.uri, mark_of_home.round) == ("moved", FORK, verdict.round)
@@ -397,7 +397,7 @@ def test_interrupt_is_forgotten_once_its_store_answers(places: Places) -> None:
     places.errors[HOME] = Retryable("away")
     places.clock.pause(AFTER_S + 1)
     watch.start(interrupted.set)
-    assert interrupted.wait(10)
+    assert interrupted.wait(300)
     watch.stop()
     places.clock.on_pause = places.errors.clear
     places.errors.clear()

@@ -127,7 +127,7 @@ def driver(tmp_path: Path, signpost: Signpost) -> Iterator[Driver]:
 
 
 def output_of(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=60)[0]
+    return process.communicate(timeout=300)[0]
 
 
 def result_in(output: str) -> ProcessResult:

@@ -262,6 +262,6 @@ def test_command_line_runs_the_command(container: ContainerStarts, verb: str) ->
     contract = {"SKERRY_RUN": container.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
     words = [sys.executable, "-m", "skerry.runtime", verb, "--", sys.executable, "-c", "raise SystemExit(30)"]
     result = subprocess.run(
-        words, env={**clean_environment(), **contract}, capture_output=True, check=False, timeout=60
+        words, env={**clean_environment(), **contract}, capture_output=True, check=False, timeout=300
     )
     assert result.returncode == 30, result.stderr

@@ -78,7 +78,7 @@ def test_replica_heals_however_slow_the_checkpoint_is(events: pytest.LogCaptureF
         for number in (3, 4):
             if (verb, key) == ("create", keys.checkpoint_manifest(number)):
                 waiting.add(number)
-                wait_for(lambda n=number: MemoryStore.read(store, keys.commit(n - 1 + later)), timeout_s=30)
+                wait_for(lambda n=number: MemoryStore.read(store, keys.commit(n - 1 + later)))
                 waiting.remove(number)
 
     store = HookedStore(delay_upload)

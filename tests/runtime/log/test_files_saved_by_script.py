@@ -84,7 +84,7 @@ def test_ranks_that_save_at_once_get_a_number_each(tmp_path: Path) -> None:
 
     def meet(verb: str, _: str) -> None:
         if verb == "create" and waits.acquire(blocking=False):
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=300)
 
     store = HookedStore(meet)
     bodies = [b"rank 0", b"rank 1", b"rank 2"]

@@ -51,13 +51,13 @@ def test_rounds_beyond_the_copy_in_flight_are_all_that_is_lost(
         is_mirror = threading.current_thread().name.startswith("mirror")
         if is_mirror and (verb, key.startswith(keys.payloads_prefix(COPYING))) == ("read", True):
             copying.set()
-            assert deleted.wait(30)
+            assert deleted.wait(300)
         if verb == "create" and key.startswith(keys.CONTRIBUTIONS) and not deleted.is_set():
             number = keys.round_of(key)
             if 0 < number <= COPYING:
                 wait_for(lambda: mirror.read(keys.commit(number - 1)))
             if number == decided:
-                assert copying.wait(30)
+                assert copying.wait(300)
                 deleted.set()
         if deleted.is_set():
             raise Invalid("no such bucket")
@@ -68,7 +68,7 @@ def test_rounds_beyond_the_copy_in_flight_are_all_that_is_lost(
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(island.train, decided + 1, close=False) for island in islands]:
             with suppress(SkerryError, RuntimeError):
-                ended.result(60)
+                ended.result(300)
     for island in islands:
         with suppress(SkerryError, RuntimeError):
             island.stop()

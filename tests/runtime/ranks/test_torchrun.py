@@ -99,7 +99,7 @@ class TorchrunReplicas:
     def finish(self) -> dict[str, list[dict[str, object]]]:
         """Wait until all replicas have succeeded. Returns the reports of their ranks, in rank order."""
         for process in self._started:
-            assert process.wait(120) == 0, process.output.read_text()[-6000:]
+            assert process.wait(300) == 0, process.output.read_text()[-6000:]
         reports: dict[str, list[dict[str, object]]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             (line,) = path.read_text().splitlines()
@@ -109,7 +109,7 @@ class TorchrunReplicas:
 
     def fail(self, process: ForkedProcess) -> str:
         """Wait until a replica has failed. Returns its output."""
-        assert process.wait(120) != 0
+        assert process.wait(300) != 0
         return process.output.read_text()
 
     def __enter__(self) -> Self:
@@ -198,7 +198,7 @@ def test_non_finite_rank_excludes_its_replica(tmp_path: Path) -> None:
 def test_replica_of_another_size_fails_with_the_next_step(tmp_path: Path) -> None:
     with TorchrunReplicas(tmp_path, slots=("r-0",)) as replicas:
         first = replicas.start(0, "--rounds", "2", "--minimum", "1", "--grace", "1")
-        assert first.wait(120) == 0
+        assert first.wait(300) == 0
         output = replicas.fail(replicas.start(1, "--rounds", "4", "--minimum", "1", ranks=1))
     assert "was saved by 2 ranks, this replica has world_size=1" in output
     assert "start this one with 2" in output

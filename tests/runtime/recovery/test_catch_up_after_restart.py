@@ -50,7 +50,7 @@ def waiting(store: MemoryStore, islands: Sequence[Island], contributed: int) -> 
         wait_for(lambda: len(contributions(store)) >= contributed)
         yield
         for job in running:
-            job.result(timeout=20)
+            job.result(300)
 
 
 def test_steps_of_the_round_are_contributed_at_once(store: MemoryStore) -> None:

@@ -148,7 +148,7 @@ def test_writer_of_the_last_checkpoint_does_not_write_it_twice() -> None:
         if verb == "create" and key.startswith(keys.CHECKPOINTS) and not key.endswith(keys.MANIFEST):
             uploads.append(key)
             if len(uploads) == 1:
-                continues.wait(timeout=10)
+                continues.wait(300)
 
     clock, store = FakeClock(), HookedStore(hold_first_upload)
     open_run(store, run_record(clock, slots=("a", "b"), rounds=2))

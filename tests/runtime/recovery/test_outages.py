@@ -86,7 +86,7 @@ def test_training_continues_to_the_sync_point_and_the_round_has_all(
 
     def end_outage() -> None:
         """Ends it when it has lasted long enough for both, and both are at the sync point."""
-        wait_for(lambda: all(view.usage.retries for view in own.values()), timeout_s=60)
+        wait_for(lambda: all(view.usage.retries for view in own.values()))
         clock.pause(2.6)
         wait_for(lambda: set(steps_in_outage.values()) == {4} and all(view.usage.retries > 50 for view in own.values()))
         store.recover()
@@ -94,7 +94,7 @@ def test_training_continues_to_the_sync_point_and_the_round_has_all(
     class Trains(Island):
         def step(self) -> None:
             if self.steps == 11:
-                both_in_round_1.wait(20)
+                both_in_round_1.wait(300)
             in_outage = store.error is not None
             super().step()
             if in_outage and self.steps < 16:

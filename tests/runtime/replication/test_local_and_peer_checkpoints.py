@@ -332,7 +332,7 @@ def test_rank_with_a_full_disk_takes_part_in_the_exchange(tmp_path: Path, monkey
         assert copy is not None
         assert_is(copy.state, rank, 2)
 
-    on_ranks(2, work, timeout_s=30.0)
+    on_ranks(2, work, timeout_s=300.0)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_groups_of_megatrons_tests_load_what_three_ranks_lose(tmp_path: Path, *,
         assert identity == (1, rank, "")
         assert_is(state, rank, 1)
 
-    on_ranks(8, work, timeout_s=120.0)
+    on_ranks(8, work, timeout_s=300.0)
 
 
 def test_bit_that_flips_in_a_file_is_an_error_on_all_ranks(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def connection_string(endpoint: str) -> str:
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         assert process.poll() is None, "Azurite ended"
         try:

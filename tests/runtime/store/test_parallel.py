@@ -31,7 +31,7 @@ class Streams(MemoryStore):
 def test_background_request_runs_while_the_caller_goes_on() -> None:
     store, gate = Streams(2), threading.Event()
     with BackgroundRequests(store) as requests:
-        requests.submit(lambda: gate.wait(10) and store.create("a", b"1"))
+        requests.submit(lambda: gate.wait(300) and store.create("a", b"1"))
         assert store.read("a") is None
         gate.set()
     assert store.read("a") == b"1"

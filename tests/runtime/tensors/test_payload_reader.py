@@ -178,20 +178,20 @@ def test_close_waits_for_requests_in_flight() -> None:
     def spoil(_number: int, _key: str, span: Span | None, _view: memoryview) -> None:
         if span is not None and span.start > 0:
             entered.set()
-            gate.wait(30)
+            gate.wait(300)
 
     store = BusyStore(streams=4, spoil=spoil)
     _, requests, _ = publish_payload(store)
     reader = Reader()
     bodies = reader.read(store, requests)
     next(bodies)
-    assert entered.wait(30)
+    assert entered.wait(300)
     closing_thread = threading.Thread(target=bodies.close)
     closing_thread.start()
     closing_thread.join(0.1)
     assert closing_thread.is_alive(), "a read still writes into a buffer"
     gate.set()
-    closing_thread.join(30)
+    closing_thread.join(300)
     assert not closing_thread.is_alive()
     reader.close()
 

@@ -35,7 +35,7 @@ class WatchedStore(BusyStore):
         return super().read(key, span, into)
 
     def wait_for_reads(self, count: int) -> None:
-        assert all(self.begun.acquire(timeout=30) for _ in range(count))
+        assert all(self.begun.acquire(timeout=300) for _ in range(count))
 
 
 def members(store: MemoryStore) -> tuple[list[Source], list[torch.Tensor]]:

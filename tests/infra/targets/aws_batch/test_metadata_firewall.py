@@ -37,7 +37,7 @@ def run(folder: Path, **failing: str) -> tuple[int, list[str]]:
         program.chmod(0o755)
     assert metadata_firewall.SCRIPT.count(REAL_PATH) == 1
     script = metadata_firewall.SCRIPT.replace(REAL_PATH, f"PATH={folder}\n")
-    ended = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=30, capture_output=True)
+    ended = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=300, capture_output=True)
     assert ended.stderr == b""
     return ended.returncode, [line.split(" -m ")[0] for line in calls.read_text().splitlines()]
 
