@@ -35,7 +35,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.run import run
 sys.exit(int(run(sys.argv[2:], dict(os.environ), SystemClock(), Path(sys.argv[1]))))
 """
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 300.0
 
 
 @dataclass
