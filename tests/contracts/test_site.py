@@ -67,3 +67,11 @@ def test_session_of_a_slow_machine_has_the_same_words() -> None:
     slow = re.sub(r"\nround  [\d.]+ s", "\nround  12 s", page)
     assert slow != page
     assert essence(slow) == essence(page)
+
+
+@pytest.mark.parametrize("answer", ["converge? not yet", "cost? no cloud bill"])
+def test_session_with_another_answer_of_the_report_differs(answer: str) -> None:
+    page = PAGE.read_text()
+    other = page.replace(answer, answer.partition("?")[0] + "? other words")
+    assert other != page
+    assert essence(other) != essence(page)
