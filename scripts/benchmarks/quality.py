@@ -13,7 +13,7 @@ kills            the same while replicas are killed (seeded, in a simulation of 
                  fewer replicas, or with a part of their steps, and more rounds make up for it (faults.make_up)
 one replica      one of the four, alone: a quarter of the tokens in the same time. What averaging has to beat
 
-Every arm is tuned the same way: on a seed that is not in the figures, it is trained with each of its settings (the
+Every arm is tuned the same way: on two seeds that are not in the figures, it is trained with each of its settings (the
 inner learning rate, and of the arms with an outer step also its learning rate and momentum) and keeps the best ones.
 With --codec only skerry, codec bf16 and the named codecs are compared, and the ratios are to codec bf16: what remains
 is the noise that any other rounding makes.
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.log.records import Codec
 
-REPLICAS, ROUND_S, TUNING_SEEDS, LOOKS = 4, 20.0, (1000,), 8
+REPLICAS, ROUND_S, TUNING_SEEDS, LOOKS = 4, 20.0, (1000, 1001), 8
 BASE, CONTROL = "data parallel", "codec bf16"
 CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2", "sparse")
 PUBLISHED: Sequence[Codec] = ("int8", "int4", "int2")
@@ -77,10 +77,22 @@ CURVES = {
     "one replica": ("#7f7f7f", "-"),
 }
 KEPT = ("seeds", "rounds", "sync_every", *MODEL)
-INNER: Sequence[Mapping[str, float]] = tuple({"lr": lr} for lr in (4e-3, 8e-3, 1.6e-2))
+RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+STEPS = (  # outer learning rate and momentum
+    (0.3, 0.5),
+    (0.3, 0.7),
+    (0.5, 0.3),
+    (0.5, 0.5),
+    (0.5, 0.7),
+    (0.7, 0.3),
+    (0.7, 0.5),
+    (0.7, 0.7),
+    (1.0, 0.0),
+    (1.0, 0.5),
+)
+INNER: Sequence[Mapping[str, float]] = tuple({"lr": lr} for lr in RATES)
 OUTER: Sequence[Mapping[str, float]] = tuple(
-    {**inner, "outer_lr": lr, "outer_momentum": momentum}
-    for inner, (lr, momentum) in itertools.product(INNER, ((0.7, 0.5), (0.7, 0.9), (1.0, 0.0), (1.0, 0.5)))
+    {"lr": rate, "outer_lr": lr, "outer_momentum": momentum} for rate in RATES[1:] for lr, momentum in STEPS
 )
 
 

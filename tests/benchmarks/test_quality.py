@@ -16,7 +16,7 @@ import torch
 from common.simulated_rounds import Round, simulate
 from common.stacked import MODEL, RunPlan, Stack, train
 from pydantic import TypeAdapter
-from quality import Document, compare, encoding, interval, with_codec
+from quality import INNER, OUTER, Document, compare, encoding, interval, with_codec
 from tests.runtime.tensors.test_reduce_scatter import Fleet
 
 from skerry.infra.spec.model import Outer
@@ -208,6 +208,9 @@ def test_readme_and_its_picture_have_the_figures_of_the_results() -> None:
         assert f"{result.ratio:.3f}" in picture
         if name != "data parallel":
             assert f"{result.ratio:.3f} ({result.low:.3f} to {result.high:.3f})" in readme, name
+    for name, grid in (("data parallel", INNER), ("skerry", OUTER)):  # else better settings may lie beyond
+        for key, value in results[name].settings.items():
+            assert min(tried[key] for tried in grid) < value < max(tried[key] for tried in grid), (name, key)
     for result in compare(document.arms, "codec bf16"):
         if result.arm in {"skerry", *map("codec {}".format, BLOCKS), "codec sparse"} - {"codec bf16"}:
             assert f"{result.ratio:.4f} ({result.low:.4f} to {result.high:.4f})" in manual, result.arm

@@ -178,6 +178,7 @@ def join_simulated_run(
         store.meter = DrawnLink(random.Random(clock.nonce()))
     new_run = settings.run.model_copy(update={"nonce": clock.nonce()})
     session = join_run(store, process.slot, settings.terms, clock, new_run=new_run, stop=process.stop)
+    session.presence.memory = lambda: None  # that of this process is no part of a simulated run
     process.incarnation = session.presence.incarnation
     if settings.background:
         start_presence(session.presence, process)
