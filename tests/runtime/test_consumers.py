@@ -79,7 +79,7 @@ def test_killed_replica_rejoins_and_no_replica_loses_a_step(
     place, rounds = (tmp_path / "store").as_uri(), 10
     begin_run(store_of(place, case), SLOTS, rounds=rounds)
     common = ["--replicas", "3", "--cases", case, "--rounds", str(rounds), "--sync-every", str(every)]
-    common += ["--heartbeat", "1"]  # a survivor on a busy machine must not seem dead
+    common += ["--heartbeat", "4"]  # a survivor on a busy machine must not seem dead
     with Workers(tmp_path, place) as workers:
         survivors = [workers.start(i, *common) for i in range(2)]
         victim = workers.start(2, *common, "--die-at", str(2 * per_round + per_round // 2))

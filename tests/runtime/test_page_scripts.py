@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
-from tests.kit.managers import begin_run, commits
+from tests.kit.managers import begin_run, commits, wait_for
 from tests.support.command_line import invoke
 from tests.support.s3server import S3Server
 from torch import nn
@@ -58,10 +58,10 @@ class Run:
             "DiLoCo": DiLoCo,
             "build": build,
             "loss_of": loss_of,
-            "batch": self._batch,
+            "batch": self.batch,
         }
 
-    def _batch(self, step: int, index: int, replicas: int) -> torch.Tensor:
+    def batch(self, step: int, index: int, replicas: int) -> torch.Tensor:
         self.made.append((step, index, replicas))
         return torch.randint(0, 16, (2, 4), generator=torch.Generator().manual_seed(step))
 
@@ -98,10 +98,16 @@ def test_evaluations_of_the_runtime_page_run_after_rounds_and_in_steps(run: Run)
 
 
 def test_local_copies_of_the_runtime_page_are_kept_in_their_folder(run: Run, tmp_path: Path) -> None:
-    copies = replaced(script("runtime/README.md", 1), "/dev/shm/skerry", str(tmp_path / "copies"))  # noqa: S108  of the page
+    folder = tmp_path / "copies"
+    copies = replaced(script("runtime/README.md", 1), "/dev/shm/skerry", str(folder))  # noqa: S108  of the page
     line = next(line for line in WHOLE.splitlines() if line.startswith("    manager = "))
-    run.train(replaced(WHOLE, line, textwrap.indent(copies, " " * 4)))
-    assert list((tmp_path / "copies").rglob("*.json"))
+
+    def batch_after_a_copy(step: int, index: int, replicas: int) -> torch.Tensor:
+        if step == 2 * ROUNDS - 1:
+            wait_for(lambda: list(folder.rglob("*.json")))  # an end does not wait for a copy that is being written
+        return run.batch(step, index, replicas)
+
+    run.train(replaced(WHOLE, line, textwrap.indent(copies, " " * 4)), batch=batch_after_a_copy)
 
 
 def test_script_saves_files_as_the_page_about_models_shows(run: Run, tmp_path: Path) -> None:
