@@ -62,7 +62,7 @@ def succeeded(cluster: KubernetesSandbox, job: str) -> bool:
 def test_run_continues_after_a_killed_and_an_evicted_pod(
     cluster: KubernetesSandbox, image: str, engine: Engine, tmp_path: Path
 ) -> None:
-    run = write(tmp_path, image, 2, 4)
+    run = write(tmp_path, image, 2, 12)
     run.plan()
     assert cluster.calls.writes == []
     run.apply()

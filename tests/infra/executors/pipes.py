@@ -56,7 +56,9 @@ class PipedStage(Stage):
     def folder_and_variables(self, handle: ReplicaHandle) -> tuple[str, Mapping[str, str]]:
         self.send(handle, "tell")
         until(lambda: "}]" in self._log(handle))
-        folder, environment = json.loads(self._log(handle).splitlines()[-1])
+        # Lines of the other stream may follow.
+        answers = [line for line in self._log(handle).splitlines() if line.endswith("}]")]
+        folder, environment = json.loads(answers[-1])
         return folder, environment
 
     def _log(self, handle: ReplicaHandle) -> str:
