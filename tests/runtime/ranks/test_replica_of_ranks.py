@@ -42,7 +42,7 @@ from skerry.runtime.store.interface import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.store import Data, Store
@@ -302,6 +302,24 @@ def test_replica_heals_when_a_rank_has_another_shard(
 # Ends.
 
 
+def train_with_another_shard(
+    replicas: Sequence[RankedReplica],
+    harmed: RankedReplica,
+    harm: Callable[[torch.Tensor], object],
+    *,
+    close: bool = False,
+) -> None:
+    """Train four rounds. Before the last one the second rank of a replica has another shard."""
+
+    def train(island: Island) -> None:
+        island.train(3, close=False)
+        if island is harmed.islands[1]:
+            harm(island.originals["weight"])
+        island.train(4, close=close)
+
+    on_all_ranks(replicas, train)
+
+
 @pytest.mark.parametrize(
     ("harmed", "units", "name", "ranks"),
     [(2, 1, "rounding_drift", ["rank 1: "]), (2, 1 << 20, "diverged", ["rank 1: "]), (1, 1 << 20, "diverged", [])],
@@ -313,14 +331,10 @@ def test_other_shard_of_a_rank_in_the_last_round_is_removed_before_the_end(
     begin_run(store, "abc", minimum=3, rounds=4)
     replicas = replicas_of(store, "abc", minimum=3)
 
-    def train(island: Island) -> None:
-        island.train(3, close=False)
-        if island is replicas[harmed].islands[1]:
-            weight = island.originals["weight"]
-            weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
-        island.train(4, close=False)
+    def harm(weight: torch.Tensor) -> None:
+        weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
 
-    on_all_ranks(replicas, train)
+    train_with_another_shard(replicas, replicas[harmed], harm)
     for replica in sorted(replicas, key=lambda replica: replica is replicas[harmed]):
         replica.run(Island.join)
         assert all(island.manager.finished for island in replica.islands)
@@ -345,14 +359,7 @@ def test_healed_state_that_one_rank_cannot_store_is_reported_by_all(
 ) -> None:
     begin_run(store, "ab", minimum=2, rounds=4)
     author, other = replicas_of(store, "ab", minimum=2)
-
-    def train(island: Island) -> None:
-        island.train(3, close=False)
-        if island is author.islands[1]:
-            island.originals["weight"].mul_(1.5)
-        island.train(4, close=False)
-
-    on_all_ranks([author, other], train)
+    train_with_another_shard([author, other], author, lambda weight: weight.mul_(1.5))
     refuse_after_load(monkeypatch, author.islands[guilty], part)
     for replica in (other, author):
         replica.run(Island.join)
@@ -367,14 +374,7 @@ def test_all_ranks_of_a_successor_follow_past_a_wrong_last_checkpoint(store: Mem
     """Its author ended without a last boundary, where it would have healed."""
     begin_run(store, "ab", minimum=2, rounds=4)
     author, other = replicas_of(store, "ab", minimum=2)
-
-    def train(island: Island) -> None:
-        island.train(3, close=False)
-        if island is author.islands[1]:
-            island.originals["weight"].mul_(1.5)
-        island.train(4)
-
-    on_all_ranks([author, other], train)
+    train_with_another_shard([author, other], author, lambda weight: weight.mul_(1.5), close=True)
     assert (manifest(store, 4).writer, manifest(store, 4).healed) == ("a", None)
     again = RankedReplica(store, "a", minimum=1)
     assert all(again.run(Island.join))
