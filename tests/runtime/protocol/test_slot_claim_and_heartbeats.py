@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -156,13 +157,13 @@ def test_limit_of_memory_is_that_of_the_machine_or_a_group_above(
 ) -> None:
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
-    (proc / "self/status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\nVmRSS:\t    1000 kB\n")
+    (proc / "self/status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\nRssFile:\t    500 kB\n")
     (proc / "self/cgroup").write_text(groups)
     (proc / "meminfo").write_text("MemTotal:        8000 kB\nMemFree:   10 kB\n")
     for name, limit in limits.items():
         (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroups / name).write_text(f"{limit}\n")
-    assert peak_memory(proc, cgroups) == Memory(peak_bytes=2000 << 10, limit_bytes=expected)
+    assert peak_memory(proc, cgroups) == Memory(peak_bytes=1500 << 10, limit_bytes=expected)
     (proc / "self/status").write_text("Name:\tpython\n")
     assert peak_memory(proc, cgroups) is None
 
@@ -172,6 +173,18 @@ def test_peak_memory_of_this_process_is_known() -> None:
     assert memory is not None
     assert 1 << 20 < memory.peak_bytes < 1 << 40
     assert memory.limit_bytes < 1 << 50
+
+
+def test_files_in_memory_maps_are_no_used_memory(tmp_path: Path) -> None:
+    size = 64 << 20
+    (tmp_path / "tokens.bin").write_bytes(bytes(size))
+    before = peak_memory()
+    with (tmp_path / "tokens.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as tokens:
+        assert sum(tokens[:: mmap.PAGESIZE]) == 0
+        after = peak_memory()
+    assert before is not None
+    assert after is not None
+    assert after.peak_bytes < before.peak_bytes + size // 2
 
 
 def test_slow_write_does_not_overwrite_a_newer_heartbeat(clock: FakeClock) -> None:

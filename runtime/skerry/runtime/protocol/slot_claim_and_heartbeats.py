@@ -286,10 +286,11 @@ class Presence:
 def peak_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Memory | None:
     """The memory of this process; None if the system does not have it.
 
+    Without pages of files, which a data set in a memory map has: the kernel takes them back before it ends a process.
     The limit is that of the machine, or a lower one of a group (cgroup 1 or 2) that the process is in.
     """
     try:
-        peak = _kilobytes(proc / "self/status", "VmHWM")
+        peak = _kilobytes(proc / "self/status", "VmHWM") - _kilobytes(proc / "self/status", "RssFile")
         limits = [_kilobytes(proc / "meminfo", "MemTotal"), *_group_limits(proc / "self/cgroup", cgroups)]
         return Memory(peak_bytes=peak, limit_bytes=min(limits))
     except (OSError, ValueError, StopIteration):
