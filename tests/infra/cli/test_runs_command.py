@@ -85,6 +85,18 @@ def test_uri_of_a_run_in_a_cloud_is_destroyed_only_with_data(fleet: Fleet, tmp_p
     assert fleet.store.list(keys.COMMITS) == []
 
 
+def test_run_that_left_a_cloud_is_not_destroyed_by_its_uri(fleet: Fleet) -> None:
+    key = keys.member(SLOTS[0], 0)
+    first = Member.parse(fleet.store.read(key) or b"", key)
+    fleet.store.replace(key, first.model_copy(update={"place": Place(cloud="aws")}).to_bytes())
+    here = first.model_copy(update={"incarnation": 1, "place": Place(cloud="local")})
+    fleet.store.create(keys.member(SLOTS[0], 1), here.to_bytes())
+    fleet.end(SLOTS[0], 1)
+    refused = invoke("destroy", fleet.store.uri, "--yes")
+    assert (refused.exit_code, "were started in aws" in refused.stderr) == (2, True)
+    assert len(fleet.store.list(keys.COMMITS)) == 2
+
+
 def test_data_of_a_run_of_this_machine_is_not_destroyed_by_uri(fleet: Fleet) -> None:
     refused = invoke("destroy", fleet.store.uri, "--yes", "--data")
     assert (refused.exit_code, "which its spec names: name that, or leave it out" in refused.stderr) == (2, True)

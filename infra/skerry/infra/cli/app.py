@@ -62,6 +62,7 @@ from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.local.workspace import Workspace, operator_name
+from skerry.infra.observe.doctor.read_log import read_starts
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.run import check_machine_and_store, checkpoint_pins, code_archive, run_record
@@ -449,8 +450,9 @@ def _refuse_running(uri: str, *, data: bool) -> None:
         raise Invalid(f"{', '.join(working)} of {uri} are at work; stop them first, where `skerry up` runs")
     mark = read_elsewhere(store)
     is_mirror = mark is not None and mark.why == "mirror"
-    machines = [replica.machine for replica in replicas if replica.machine is not None]
-    in_clouds = sorted({machine.cloud for machine in machines if machine.cloud is not None} - {"local"})
+    # Of all starts: a job of an earlier one may be left.
+    places = [stored.record.place for stored in read_starts(store, settings.first, {}).members.values()]
+    in_clouds = sorted({place.cloud for place in places if place is not None and place.cloud is not None} - {"local"})
     if in_clouds and not is_mirror and not data:
         raise Invalid(
             f"replicas of {uri} were started in {', '.join(in_clouds)}, and its store does not name their jobs: name "
