@@ -225,7 +225,9 @@ def test_start_without_an_end_and_with_full_memory_is_out_of_memory(fleet: Fleet
         fleet.train(number, *SLOTS[: 1 if number else 2])
     memory = Memory(peak_bytes=15_200_000_000, limit_bytes=16_000_000_000)
     fleet.store.replace(keys.heartbeat("a-1"), heartbeat("a-1", run=fleet.nonce, memory=memory).to_bytes())
-    text = f"it has no record of its end, and had used 15.2 of 16.0 GB: probably {OUT_OF_MEMORY}"
+    # A replica whose machine is nearly full by design may only be late: it has no receipt of the round yet.
+    guess = f"if not late or hanging, then probably {OUT_OF_MEMORY}"
+    text = f"it has no record of its end, and had used 15.2 of 16.0 GB: {guess}"
     assert part_of(fleet, "a-1").reasons == (text,)
     fleet.start("a-1")
     assert "late, hanging, killed" in part_of(fleet, "a-1").reasons[-1], "the heartbeat is of another start"

@@ -223,7 +223,8 @@ def _unrecorded(name: str, beat: Heartbeat | None) -> str:
     if beat is not None and beat.notice is not None:
         return shortened(beat.notice, _REASON_CHARACTERS)
     if beat is not None and beat.memory is not None and beat.memory.is_nearly_full:
-        return f"{name} has no record of its end, and had used {beat.memory}: probably {OUT_OF_MEMORY}"
+        guess = f"if not late or hanging, then probably {OUT_OF_MEMORY}"
+        return f"{name} has no record of its end, and had used {beat.memory}: {guess}"
     return f"{name} has no record of its end: late, hanging, killed, or its machine was lost"
 
 
