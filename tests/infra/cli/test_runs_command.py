@@ -15,7 +15,7 @@ from tests.support.command_line import invoke
 
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Member, Place
-from skerry.runtime.log.run_record import Elsewhere
+from skerry.runtime.log.run_record import Elsewhere, Parent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +95,16 @@ def test_run_that_left_a_cloud_is_not_destroyed_by_its_uri(fleet: Fleet) -> None
     refused = invoke("destroy", fleet.store.uri, "--yes")
     assert (refused.exit_code, "were started in aws" in refused.stderr) == (2, True)
     assert len(fleet.store.list(keys.COMMITS)) == 2
+
+
+def test_refused_destroy_of_a_restored_run_names_the_run_before_it(fleet: Fleet) -> None:
+    parent = Parent(uri="s3://acme/runs/first", run=fleet.nonce, round=1, commit="a" * 64)
+    fleet.store.replace(keys.RUN, fleet.run.model_copy(update={"parent": parent}).to_bytes())
+    key = keys.member(SLOTS[0], 0)
+    copied = Member.parse(fleet.store.read(key) or b"", key).model_copy(update={"place": Place(cloud="aws")})
+    fleet.store.replace(key, copied.to_bytes())
+    refused = invoke("destroy", fleet.store.uri, "--yes").stderr
+    assert f"replicas of {fleet.store.uri}, or of {parent.uri}, which it continues, were started in aws" in refused
 
 
 def test_data_of_a_run_of_this_machine_is_not_destroyed_by_uri(fleet: Fleet) -> None:

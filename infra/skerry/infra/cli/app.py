@@ -454,8 +454,11 @@ def _refuse_running(uri: str, *, data: bool) -> None:
     places = [stored.record.place for stored in read_starts(store, settings.first, {}).members.values()]
     in_clouds = sorted({place.cloud for place in places if place is not None and place.cloud is not None} - {"local"})
     if in_clouds and not is_mirror and not data:
+        # A restored run has copies of the starts before it.
+        parent = settings.first.parent
+        runs = uri if parent is None else f"{uri}, or of {parent.uri}, which it continues,"
         raise Invalid(
-            f"replicas of {uri} were started in {', '.join(in_clouds)}, and its store does not name their jobs: name "
+            f"replicas of {runs} were started in {', '.join(in_clouds)}, and its store does not name their jobs: name "
             "its spec, so that they are removed too, or delete what was trained alone with `--data`"
         )
     if data and (is_mirror or not in_clouds):
