@@ -38,7 +38,13 @@ def begin(tmp_path: Path, **changes: object) -> Store:
 
 
 def fit(
-    tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, validates: Sequence[str] = (), **options: Any
+    tmp_path: Path,
+    pl: Any,
+    start: int = 0,
+    optimizers: int = 1,
+    validates: Sequence[str] = (),
+    logs: Sequence[str] = (),
+    **options: Any,
 ) -> Outcome:
     """Train replica r-0 in a Trainer, until the script ends. Returns its outcome."""
     from skerry.runtime.integrations.lightning import DiLoCoCallback  # noqa: PLC0415  takes seconds
@@ -52,6 +58,7 @@ def fit(
         def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
             loss: torch.Tensor = self.net(batch[0]).square().mean()
             self.log("train_loss", loss)
+            replica.log(**dict.fromkeys(logs, 1.0))
             return loss
 
         def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
@@ -115,11 +122,15 @@ def test_what_a_validation_logs_is_recorded(tmp_path: Path, pl: Any) -> None:
     assert max(losses) < telemetry[0].loss
 
 
-def test_as_many_figures_of_a_validation_are_recorded_as_fit(tmp_path: Path, pl: Any) -> None:
-    begin(tmp_path)
+def test_figures_of_a_validation_leave_room_for_those_of_the_script(tmp_path: Path, pl: Any) -> None:
+    store = begin(tmp_path)
     many = [f"figure {number}" for number in range(MAX_METRICS)]
-    outcome = fit(tmp_path, pl, validates=[*many, "valid_loss"], val_check_interval=4, limit_val_batches=1)
-    assert (outcome.status, [*(outcome.metrics or {})]) == ("done", ["valid_loss", *many[:-1]])
+    own = [f"own_{number}" for number in range(8)]
+    outcome = fit(tmp_path, pl, validates=[*many, "valid_loss"], logs=own, val_check_interval=4, limit_val_batches=1)
+    (*_, last) = contributions(store)
+    assert last.telemetry is not None
+    assert last.telemetry.metrics.keys() == {"valid_loss", *many[:23], *own}
+    assert (outcome.status, [*(outcome.metrics or {})]) == ("done", ["valid_loss", *many[:23]])
 
 
 def test_trainer_that_starts_after_the_last_round_ends_as_done(tmp_path: Path, pl: Any) -> None:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.errors import Invalid, Retryable, RunFinished
+from skerry.runtime.log.records import MAX_METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -101,10 +102,11 @@ class FrameworkLoop:
         """Record what the framework has measured on held-out data, in the round that begins or with the run's end.
 
         Under the framework's names, except that `loss` becomes `val_loss`. Only numbers, and losses first: what is
-        beyond the limits of a record is left out, because the script does not choose it. Nothing before `begin`.
+        beyond 24 figures is left out, because the script does not choose it. The other eight that a round can have
+        are for what the script logs itself. Nothing before `begin`.
         """
         numbers = [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))]
-        for name, value in sorted(numbers, key=lambda item: "loss" not in item[0].lower()):
+        for name, value in sorted(numbers, key=lambda item: "loss" not in item[0].lower())[: MAX_METRICS - 8]:
             if self._manager is not None:
                 with suppress(Invalid):  # too many, or too long a name
                     self._manager.report_metrics({f"val_{name}" if name in _TRAINING else name: value})
